@@ -6,13 +6,14 @@ from __future__ import annotations
 from protocol.chat import ChatReply, ChatRequest
 from protocol.completions import CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest, RerankReply, RerankRequest
-from protocol.media.audio import SpeechRequest, TranscriptionReply, TranscriptionRequest
+from protocol.media.audio import RealtimeRequest, SpeechRequest, TranscriptionReply, TranscriptionRequest
 from protocol.media.images import ImageReply, ImageRequest
 from protocol.messages import MessagesRequest
 from protocol.responses import ResponsesRequest
 
 Generation = ChatRequest | CompletionRequest  # answered in words, up to an output limit
-Request = Generation | EmbeddingRequest | RerankRequest | ImageRequest | SpeechRequest | TranscriptionRequest
+MediaRequest = ImageRequest | SpeechRequest | TranscriptionRequest | RealtimeRequest
+Request = Generation | EmbeddingRequest | RerankRequest | MediaRequest
 NativeRequest = MessagesRequest | ResponsesRequest  # told as a chat to all but those who know the dialect
 WholeReply = ChatReply | CompletionReply | EmbeddingReply | RerankReply | ImageReply | TranscriptionReply
 

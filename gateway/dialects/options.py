@@ -17,7 +17,7 @@ from gateway.core.settings import CacheUse
 from gateway.dialects.checks import check_tags, refuse_unpriced
 from gateway.dialects.endpoint import Asked
 from gateway.dialects.extensions import NONE, Extensions, read_extensions
-from gateway.dialects.table import BY_NAME
+from gateway.dialects.table import BY_NAME, REALTIME
 from gateway.inference.recalibrations import Recalibrations
 from protocol.errors import BadRequest, invalid_param, invalid_value
 from router import RoutingOptions
@@ -62,8 +62,8 @@ def routing_options(
 def check_endpoints(names: Collection[str] | UnsetType | None) -> None:
     """Raise BadRequest where the endpoints that a key may call have no such names."""
     for place, name in enumerate(names or ()):
-        if name not in BY_NAME and TOOLS.fullmatch(name) is None:
-            right = f"{', '.join(BY_NAME)}, mcp, mcp/SERVER or mcp/SERVER/TOOL"
+        if name not in BY_NAME and name != REALTIME and TOOLS.fullmatch(name) is None:
+            right = f"{', '.join(BY_NAME)}, {REALTIME}, mcp, mcp/SERVER or mcp/SERVER/TOOL"
             raise invalid_value(f"allowed_endpoints[{place}]", f"must be one of {right}")
 
 

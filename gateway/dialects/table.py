@@ -25,6 +25,9 @@ ENDPOINTS: tuple[ApiEndpoint, ...] = (
 BY_NAME = {endpoint.name: endpoint for endpoint in ENDPOINTS}
 FOR_BATCHES = {endpoint.path: endpoint for endpoint in ENDPOINTS if endpoint.is_for_batches}
 
+# Beside the rows: conversations by voice, over WebSockets, each of whose responses is a call.
+REALTIME, REALTIME_PATH = "realtime", "/v1/realtime"
+
 FIELDS = frozenset(name for row in ENDPOINTS for name in row.body_type.__struct_encode_fields__)
 
 _ROUTE_FIELDS = tuple(dict.fromkeys(endpoint.route_field for endpoint in ENDPOINTS if endpoint.route_field))

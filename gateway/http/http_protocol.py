@@ -14,6 +14,7 @@ import structlog
 from gateway.core.client_addresses import Networks, is_among, network_of
 from gateway.core.clock import Clock
 from gateway.dialects.responses import ENDPOINT
+from gateway.dialects.table import REALTIME_PATH
 from gateway.http.websocket.protocol import SocketProtocol
 from protocol.serving.http_server import HttpProtocol as SharedProtocol
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from gateway.telemetry.metrics import Metrics
 
 LOOPBACK: Networks = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
-SOCKET_PATHS = (ENDPOINT.path.encode(),)
+SOCKET_PATHS = (ENDPOINT.path.encode(), REALTIME_PATH.encode())
 MOST_FIELDS, LONGEST_FIELD = 100, 8000  # of a head that asks for a WebSocket: the library takes few more
 WARN_EVERY = 60.0  # seconds between lines in the log
 

@@ -14,7 +14,8 @@ import structlog
 from gateway.core.clock import Clock
 from gateway.core.draining import Drain
 from gateway.core.errors import Unavailable
-from gateway.dialects.table import errors_at
+from gateway.dialects.table import REALTIME_PATH, errors_at
+from gateway.http.websocket.realtime import RealtimeSockets
 from gateway.http.websocket.session import ResponseSockets
 from gateway.telemetry.meters import counter_of, histogram_of
 
@@ -35,7 +36,9 @@ class Telemetry:
 
     def __init__(self, app: App, clock: Clock, drain: Drain) -> None:
         self._app = app
-        self.answer_socket = ResponseSockets(self, drain).answer
+        responses = ResponseSockets(self, drain)
+        self._sockets = {REALTIME_PATH: RealtimeSockets(responses).answer}
+        self.answer_socket = responses.answer
         self._clock = clock
         self._drain = drain
         self.metrics: Any = None  # set once the app has started, as are
@@ -44,7 +47,10 @@ class Telemetry:
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Handle one connection."""
         if scope["type"] != "http":
-            await (self.answer_socket if scope["type"] == "websocket" else self._app)(scope, receive, send)
+            app = self._app
+            if scope["type"] == "websocket":
+                app = self._sockets.get(scope["path"], self.answer_socket)
+            await app(scope, receive, send)
             return
         if scope["method"] == "HEAD":  # answered as GET is: the server, by a scope of its own, leaves the body out
             scope = {**scope, "method": "GET"}

@@ -74,7 +74,7 @@ class Inference(Struct, eq=False):
     admission: Admission
     dispatcher: Dispatcher
     replies: Replies
-    _closer: CallCloser
+    closer: CallCloser
     moderator: Moderator
     _early_leaves: EarlyLeaves
 
@@ -193,7 +193,7 @@ class Inference(Struct, eq=False):
             return
         if status is Status.INTERRUPTED:
             self._early_leaves.count(call.caller.key_id, call.started)
-        self._closer.close_unanswered(context, account, status)
+        self.closer.close_unanswered(context, account, status)
 
 
 def _status_unanswered(context: AttemptContext, client: Client, why: BaseException) -> Status:

@@ -74,11 +74,15 @@ class CallCloser(Struct, eq=False):
             record = self._with_prompt(context, target, record, account.prompt)
         account.close(record)
         if log.attempts:
-            self._metrics.close(record)
-            self._metrics.gen_ai.count(record)
-            if self._tracer is not None:
-                self._tracer.note(call, record)
+            self.note(call, record)
         self._admission.settle(account)
+
+    def note(self, call: Call, record: UsageRecord) -> None:
+        """Tell metrics and traces of a call that has ended without a reply of the pipeline's."""
+        self._metrics.close(record)
+        self._metrics.gen_ai.count(record)
+        if self._tracer is not None:
+            self._tracer.note(call, record)
 
     def _with_prompt(
         self, context: AttemptContext, target: Target, record: UsageRecord, held: PromptBound | None

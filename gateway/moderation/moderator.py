@@ -39,6 +39,7 @@ PARAMS = {
     "speech": "input",
     "transcriptions": "prompt",
     "translations": "prompt",
+    "realtime": "item",
     "responses": "input",
     "responses.compact": "input",
     "completions": "prompt",

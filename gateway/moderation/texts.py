@@ -16,7 +16,7 @@ from protocol.completions import CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.events import Delta
 from protocol.inference import NativeRequest, Request, WholeReply
-from protocol.media.audio import SpeechRequest, TranscriptionReply, TranscriptionRequest
+from protocol.media.audio import RealtimeRequest, SpeechRequest, TranscriptionReply, TranscriptionRequest
 from protocol.media.images import ImageRequest
 from protocol.messages import MessagesRequest, TextBlock, ToolResultBlock
 
@@ -61,6 +61,8 @@ def texts_of(
         case TranscriptionRequest():
             yield request.prompt or ""
             rest = replace(request, prompt=None)
+        case RealtimeRequest():
+            rest = request
     yield _unescaped(msgspec.json.encode(rest))  # tools, schemas, stop words, labels
     if extra:
         yield _unescaped(msgspec.json.encode(extra))

@@ -25,7 +25,7 @@ from gateway.core.clock import Clock
 from gateway.core.draining import Drain
 from gateway.core.parts import Parts
 from gateway.core.settings import Settings, Tracing
-from gateway.dialects.table import ENDPOINTS, FIELDS
+from gateway.dialects.table import ENDPOINTS, FIELDS, REALTIME, REALTIME_PATH
 from gateway.fleet.autoscaling import Autoscaler
 from gateway.fleet.discovery import Discovery
 from gateway.fleet.engines import EngineWatch
@@ -55,6 +55,7 @@ from gateway.moderation.policy_events import PolicyEvents
 from gateway.overload.body_memory import BodyRoom
 from gateway.overload.placement import Placement
 from gateway.overload.read_limit import ReadLimit, StoredLimit
+from gateway.realtime.gateway import Realtime
 from gateway.run.identity import open_identity
 from gateway.shadow.sampler import Sampler
 from gateway.storage.books import open_books
@@ -142,6 +143,7 @@ class _Process:
         self.books = await stack.enter_async_context(open_books(settings, clock, self.database, self.redis))
         self.admission = Admission(self.books.quotas, self.books.journal, self.open_calls, clock)
         self.mcp = McpGateway(self.admission, self.client, clock, self.metrics)
+        self.realtime = Realtime(self.client, self.breakers, self.moderator, clock)
         self._make_watchers(catalog)
         self.discovery = Discovery(self.redis, clock, settings.data_dir / "fleet.json", self.version_shares)
         self.editions = Editions(self.edition_of(settings, providers), self.edition_of, self.discovery.join)
@@ -233,6 +235,7 @@ class _Process:
             self.budgets,
             self.abuse,
             self.mcp,
+            self.realtime,
             self.limiter,
             self.moderator,
             self.complexity,
@@ -330,7 +333,10 @@ class _Process:
         """Make what looks at calls, and at who makes them."""
         settings, books = self.settings, self.books
         self.refused = RowsBehind(self.database, refused_calls, "refused_calls")
-        endpoints = {each.path: each.name for each in ENDPOINTS} | {McpGateway.PATH: McpGateway.ENDPOINT}
+        endpoints = {each.path: each.name for each in ENDPOINTS} | {
+            McpGateway.PATH: McpGateway.ENDPOINT,
+            REALTIME_PATH: REALTIME,
+        }
         self.refused_counts = RowsBehind(self.database, usage_series, "refused_counts")
         self.refusals = Refusals(
             self.metrics, catalog, endpoints, FIELDS, self.refused.add, count=self.refused_counts.add

@@ -6,18 +6,22 @@ import asyncio
 import math
 import ssl
 import zlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from gateway.core.settings import DIRECT
 from gateway.upstreams.connection import Connection
 from gateway.upstreams.pool import Origin, Pool, place_of
+from gateway.upstreams.socket import UpstreamSocket
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamTimeout
 from protocol.serving.deadlines import running_timeout
 
 LONGEST_REPLY = 64 * 1024 * 1024  # bytes of a plain reply that we read
+T = TypeVar("T")
 UNPACKED_AT_ONCE = 64 * 1024  # bytes
 LONGEST_ERROR = 64 * 1024  # bytes of a failing reply that we read
 
@@ -38,14 +42,12 @@ class UpstreamClient:
 
         ``connect`` and ``patience`` are seconds: for the connection, and for the headers. Raises UpstreamFailure.
         """
-        origin, host, target = place_of(request.url)
-        if request.egress is not DIRECT:
-            origin = replace(origin, egress=request.egress)
-        if request.party:
-            origin = replace(origin, party=request.party)
+        origin, host, target = _origin_of(request)
         head = _head_of(request, host, target)
         due = self._loop.time() + patience
-        connection = self.pool.take(origin) or await self._connect(origin, connect, patience)
+        connection = self.pool.take(origin)
+        if connection is None:
+            connection = await _in_time(partial(self.pool.connect, origin), connect, patience)
         try:
             connection.send(head, request.body, request.delivery, request.rest)
             await connection.answered(due)
@@ -54,20 +56,51 @@ class UpstreamClient:
             connection.abort()
             raise
 
+    async def open_socket(self, request: UpstreamRequest, connect: float, patience: float) -> UpstreamSocket:
+        """Ask for a WebSocket and return it once it was answered, also where that refuses it. Its caller closes it.
+
+        Seconds and errors as in ``send``.
+        """
+        origin, due = _origin_of(request)[0], self._loop.time() + patience
+        make = partial(UpstreamSocket, request.url, request.headers)
+        socket = await _in_time(partial(self.pool.open, origin, make), connect, patience)
+        try:
+            async with running_timeout(max(0.0, due - self._loop.time())):
+                await socket.opened()
+        except TimeoutError as exc:
+            socket.abort()
+            raise UpstreamTimeout("The upstream did not answer in time.") from exc
+        except BaseException:
+            socket.abort()
+            raise
+        return socket
+
     async def close(self) -> None:
         """Close every connection."""
         self.pool.close()
 
-    async def _connect(self, origin: Origin, connect: float, patience: float) -> Connection:
-        try:
-            async with running_timeout(min(connect, patience)):
-                return await self.pool.connect(origin)
-        except TimeoutError as exc:
-            if patience < connect:
-                raise UpstreamTimeout("The upstream did not answer in time.") from exc
-            raise UpstreamTimeout("The upstream did not take the connection in time.", outcome="connect") from exc
-        except (OSError, RuntimeError, UnicodeError) as exc:  # a name's look-up, each address, TLS
-            raise UpstreamError("The upstream cannot be reached.", outcome="connect") from exc
+
+async def _in_time(connected: Callable[[], Awaitable[T]], connect: float, patience: float) -> T:
+    """Return a new connection. Raises UpstreamFailure."""
+    try:
+        async with running_timeout(min(connect, patience)):
+            return await connected()
+    except TimeoutError as exc:
+        if patience < connect:
+            raise UpstreamTimeout("The upstream did not answer in time.") from exc
+        raise UpstreamTimeout("The upstream did not take the connection in time.", outcome="connect") from exc
+    except (OSError, RuntimeError, UnicodeError) as exc:  # a name's look-up, each address, TLS
+        raise UpstreamError("The upstream cannot be reached.", outcome="connect") from exc
+
+
+def _origin_of(request: UpstreamRequest) -> tuple[Origin, str, str]:
+    """Return where a request leads on which way, what to name the host there, and what to ask of it."""
+    origin, host, target = place_of(request.url)
+    if request.egress is not DIRECT:
+        origin = replace(origin, egress=request.egress)
+    if request.party:
+        origin = replace(origin, party=request.party)
+    return origin, host, target
 
 
 class UpstreamResponse:

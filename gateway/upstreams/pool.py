@@ -8,9 +8,10 @@ import socket
 import ssl
 from base64 import b64encode
 from collections import defaultdict
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 import aiohappyeyeballs
@@ -22,6 +23,8 @@ from gateway.upstreams.connection import Connection
 LOOKED_UP_FOR = 30.0  # seconds that an address is believed
 NEXT_ADDRESS_AFTER = 0.25  # seconds: an upstream of several addresses may be away at one of them (RFC 8305)
 SAFE = "/%:@!$&'()*+,;=~?"  # in a URL's path and query, beside letters, digits, "_.-~"
+
+P = TypeVar("P", bound=asyncio.Protocol)
 
 Address = tuple[Any, Any, int, str, Any]  # as getaddrinfo has it
 
@@ -85,6 +88,12 @@ class Pool:
 
     async def connect(self, origin: Origin) -> Connection:
         """Return a new connection. Raises OSError."""
+        connection = await self.open(origin, lambda: Connection(self._loop, self._lose))
+        self._open[connection] = origin
+        return connection
+
+    async def open(self, origin: Origin, make: Callable[[], P]) -> P:
+        """Return what ``make`` made to speak over a new connection, which is its caller's. Raises OSError."""
         tls = await self._tls_for(origin) if origin.is_secure else None
         reached = origin if origin.egress.proxy is None else place_of(origin.egress.proxy)[0]
         addresses = await self._look_up(reached)
@@ -97,8 +106,8 @@ class Pool:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if origin.egress.proxy is not None:
                 await open_tunnel(opened, origin.egress.proxy, origin.host, origin.port)
-            _, connection = await self._loop.create_connection(
-                lambda: Connection(self._loop, self._lose),
+            transport, made = await self._loop.create_connection(
+                make,
                 sock=opened,
                 ssl=tls,
                 server_hostname=origin.host.rstrip(".") if origin.is_secure else None,
@@ -107,10 +116,9 @@ class Pool:
             opened.close()
             raise
         if self._is_closed:
-            connection.abort()
+            transport.abort()
             raise ConnectionAbortedError("the pool is closed")
-        self._open[connection] = origin
-        return connection
+        return made
 
     def close(self) -> None:
         """Close every connection, also those that answer."""

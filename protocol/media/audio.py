@@ -1,5 +1,5 @@
-# Speech made of words, and words of speech, in OpenAI's shapes; subtitles of these: SubRip (srt) and WebVTT
-# (https://www.w3.org/TR/webvtt1/), as Whisper writes them.
+# Speech made of words, words of speech, and conversations by voice, in OpenAI's shapes; subtitles: SubRip (srt) and
+# WebVTT (https://www.w3.org/TR/webvtt1/), as Whisper writes them.
 
 from __future__ import annotations
 
@@ -33,6 +33,14 @@ class SpeechRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     def stream(self) -> bool:
         """Whether it comes in pieces: speech always does."""
         return True
+
+
+class RealtimeRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Which model to talk with over a connection, and for whom. What is said there is in no request: each response may
+    use the model's whole context."""
+
+    model: str
+    user: str | None = None
 
 
 class Recording(Struct, frozen=True):

@@ -6,7 +6,7 @@ from protocol.chat import ChatRequest, ImagePart, JsonObjectFormat, JsonSchemaFo
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Request
-from protocol.media.audio import SpeechRequest, TranscriptionRequest
+from protocol.media.audio import RealtimeRequest, SpeechRequest, TranscriptionRequest
 from protocol.media.images import ImageRequest
 from router.catalog.targets import Capability, ModelSpec
 
@@ -19,6 +19,7 @@ FIELD_OF = {
     Capability.IMAGES: "model",
     Capability.SPEECH: "model",
     Capability.TRANSCRIPTION: "model",
+    Capability.REALTIME: "model",
     Capability.TOOLS: "tools",
     Capability.JSON: "response_format",
     Capability.LOGPROBS: "logprobs",
@@ -48,6 +49,8 @@ def needed_capabilities(request: Request) -> frozenset[Capability]:
             return frozenset((Capability.SPEECH,))
         case TranscriptionRequest():
             return frozenset((Capability.TRANSCRIPTION,))
+        case RealtimeRequest():
+            return frozenset((Capability.REALTIME,))
 
 
 def missing_capabilities(needed: frozenset[Capability], model: ModelSpec) -> list[Capability]:

@@ -15,7 +15,7 @@ from protocol.chat import ChatRequest, HostedTool
 from protocol.completions import CompletionRequest
 from protocol.embeddings import RerankRequest
 from protocol.inference import Generation, Request
-from protocol.media.audio import SpeechRequest, TranscriptionRequest
+from protocol.media.audio import RealtimeRequest, SpeechRequest, TranscriptionRequest
 from protocol.media.images import ImageRequest
 from protocol.usage import Usage
 from router.catalog.targets import ModelSpec
@@ -201,6 +201,8 @@ def usage_most(request: Request, model: ModelSpec, prompt: PromptBound | None = 
     ``prompt`` is ``bound_prompt(request)``, for callers that have it already. What it costs at the most,
     ``billing.core.prices.most_cost`` tells.
     """
+    if isinstance(request, RealtimeRequest):  # of each response; an upstream cuts off what its context has no room for
+        return Usage(input_tokens=model.context, output_tokens=model.max_output)
     prompt = bound_prompt(request) if prompt is None else prompt
     pieces = Usage(
         input_tokens=input_tokens_most(request, model, prompt),

@@ -33,7 +33,7 @@ from protocol.chat import (
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Request
-from protocol.media.audio import SpeechRequest, TranscriptionRequest
+from protocol.media.audio import RealtimeRequest, SpeechRequest, TranscriptionRequest
 from protocol.media.images import ImageRequest
 from router.catalog.targets import ModelSpec
 from router.prompt_size.pdf_pages import MOST_PAGES
@@ -144,6 +144,8 @@ def bound_prompt(request: Request) -> PromptBound:
             return _plain_bound([request.input], request.instructions or "")
         case TranscriptionRequest():
             return _plain_bound([request.prompt or ""], added=request.file.seconds_most * MOST_AUDIO_TOKENS)
+        case RealtimeRequest():
+            return _plain_bound([])
 
 
 def prompt_tokens_likely(request: Request) -> int:
@@ -174,6 +176,8 @@ def prompt_tokens_likely(request: Request) -> int:
             return _prompt_likely(request.input) + _prompt_likely(request.instructions or "")
         case TranscriptionRequest():
             return _prompt_likely(request.prompt or "") + request.file.seconds_likely * USUAL_AUDIO_TOKENS
+        case RealtimeRequest():
+            return 0
 
 
 def _chat_bound(request: ChatRequest) -> PromptBound:

@@ -10,7 +10,7 @@ from protocol.chat import ChatRequest, Message, TextPart
 from protocol.completions import CompletionRequest, Prompts
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Request
-from protocol.media.audio import SpeechRequest, TranscriptionRequest
+from protocol.media.audio import RealtimeRequest, SpeechRequest, TranscriptionRequest
 from protocol.media.images import ImageRequest
 
 # The longest token of public vocabularies is 128 spaces (cl100k, o200k, Llama 3); twice that, for those unseen.
@@ -42,6 +42,8 @@ def prompt_tokens_least(request: Request, enough: int | None = None) -> int:
             return _texts_least((request.input,), enough)
         case TranscriptionRequest():
             return _texts_least((request.prompt or "",), enough)
+        case RealtimeRequest():
+            return 0
 
 
 def prompt_characters(request: Request) -> int:
@@ -65,12 +67,14 @@ def prompt_characters(request: Request) -> int:
             return len(request.input) + len(request.instructions or "")
         case TranscriptionRequest():
             return len(request.prompt or "")
+        case RealtimeRequest():
+            return 0
 
 
 def number_of_prompts(request: Request) -> int:
     """Return how many prompts, or inputs, a request has."""
     match request:
-        case ChatRequest() | ImageRequest() | SpeechRequest() | TranscriptionRequest():
+        case ChatRequest() | ImageRequest() | SpeechRequest() | TranscriptionRequest() | RealtimeRequest():
             return 1
         case CompletionRequest():
             return len(prompts_of(request.prompt))

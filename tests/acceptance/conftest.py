@@ -14,7 +14,7 @@ from billing.core.money import to_nano
 from billing.core.pictures import PicturePrice
 from billing.core.prices import Price
 from gateway.core.settings import HostedTools
-from router.catalog.targets import Capability
+from router.catalog.targets import Capability, Endpoint
 from tests.support.house import (
     House,
     anthropic_provider,
@@ -27,9 +27,19 @@ from tests.support.house import (
     settings_for,
 )
 from tests.support.scripted_mcp import ScriptedMcp
+from tests.support.scripted_realtime import ScriptedRealtime
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
 from tests.support.temporary_stores import temporary_valkey
+
+VOICE_PRICE = Price(
+    input=to_nano(4),
+    cached_input=to_nano("0.4"),
+    output=to_nano(16),
+    audio_input=to_nano(32),
+    cached_audio=to_nano("0.4"),
+    audio_output=to_nano(64),
+)
 
 
 @pytest.fixture(scope="session")
@@ -57,8 +67,19 @@ def mcp() -> Iterator[ScriptedMcp]:
 
 
 @pytest.fixture(scope="session")
+def voices() -> Iterator[ScriptedRealtime]:
+    """A provider of conversations by voice."""
+    with ScriptedRealtime() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def house(
-    upstream: ScriptedUpstream, mcp: ScriptedMcp, tmp_path_factory: pytest.TempPathFactory, postgres_url: str
+    upstream: ScriptedUpstream,
+    mcp: ScriptedMcp,
+    voices: ScriptedRealtime,
+    tmp_path_factory: pytest.TempPathFactory,
+    postgres_url: str,
 ) -> Iterator[House]:
     """A gateway in front of it, with a team."""
     data_dir: Path = tmp_path_factory.mktemp("house")
@@ -120,6 +141,12 @@ def house(
         models["scribe"] = model("scribe", upstream_model="whisper-1", price=heard, capabilities=writes)
         written = Price(input=to_nano(6), output=to_nano(10))
         models["clerk"] = model("clerk", upstream_model="gpt-4o-transcribe", price=written, capabilities=writes)
+        providers["voices"] = replace(own, name="voices", endpoints=(Endpoint("local", voices.url),))
+        classic = azure_provider(voices.url.removesuffix("/v1"), name="classic", api_keys=("sk-upstream",))
+        providers["classic"] = classic
+        talks = {"capabilities": frozenset({Capability.REALTIME}), "context": 4096, "price": VOICE_PRICE}
+        models["talker"] = model("talker", "voices", upstream_model="gpt-realtime", **talks)
+        models["classic-talker"] = model("classic-talker", "classic", upstream_model="my realtime", **talks)
         models["ranker"] = model("ranker", upstream_model="cohere-rerank", price=unit, capabilities=ranks)
         servers = {each.name: each for each in mcp_servers(mcp.url)}
         with running_house(replace(settings, providers=providers, models=models, mcp_servers=servers)) as house:

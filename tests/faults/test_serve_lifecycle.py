@@ -28,6 +28,7 @@ from gateway.run.processes import descendants_of, free_port, is_running
 from protocol.serving.listening import open_socket
 from tests.support.config_text import write_config
 from tests.support.house import make_team
+from tests.support.scripted_realtime import Answer, ScriptedRealtime
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.talking import talking
 from tests.support.waiting import until
@@ -109,14 +110,25 @@ def wait_until_asked(upstream: ScriptedUpstream, times: int) -> None:
 
 
 @pytest.fixture
+def voices() -> Iterator[ScriptedRealtime]:
+    """An upstream that talks."""
+    with ScriptedRealtime() as voices:
+        yield voices
+
+
+@pytest.fixture
 def serve(
-    tmp_path: Path, database_url: str, redis_url: str, upstream: ScriptedUpstream
+    tmp_path: Path, database_url: str, redis_url: str, upstream: ScriptedUpstream, voices: ScriptedRealtime
 ) -> Iterator[Callable[..., Gateway]]:
     """Start `tollgate serve` with so many workers in front of the upstream."""
     started: list[Gateway] = []
     config = write_config(tmp_path / "tollgate.yaml", database_url, redis_url, upstream.url)
     text = config.read_text().replace("drain: 2s", "drain: 10s").replace("openai,", "openai, api_keys: [sk-upstream],")
     text = text.replace("small: {", "small: {upstream_model: gpt-4o-mini, ")
+    place = f"endpoints: [{{region: here, base_url: '{voices.url}'}}]"
+    text = text.replace("providers: {", f"providers: {{voices: {{format: openai, api_keys: [sk-upstream], {place}}}, ")
+    facts = "provider: voices, price: {input: 1, output: 2}, context: 1000, max_output: 100, abilities: [realtime]"
+    text = text.replace("models: {", f"models: {{talker: {{{facts}}}, ")
     config.write_text(text)
     key = asyncio.run(make_team(load_settings(config), "team_a"))
 
@@ -142,14 +154,24 @@ def serve(
 
 
 @pytest.mark.parametrize("workers", [ONE_PROCESS, 2])
-def test_streams_end_before_it_does(serve: Callable[..., Gateway], upstream: ScriptedUpstream, workers: int) -> None:
+def test_streams_end_before_it_does(
+    serve: Callable[..., Gateway], upstream: ScriptedUpstream, voices: ScriptedRealtime, workers: int
+) -> None:
     """SIGTERM in the middle of a stream: the client gets all of it, new ones are refused, then all processes end. So it
-    is over a WebSocket; one on which nothing runs is closed."""
+    is over a WebSocket; one on which nothing runs is closed. In a conversation by voice the response ends, too, and no
+    other may begin."""
+    voices.script(Answer(end="waits"))
     upstream.script(f"tokens={2 * TOKENS},pace={PACE}")
     gateway = serve(workers)
     lines: list[str] = []
     client = threading.Thread(target=lambda: lines.extend(gateway.stream()))
-    with talking(gateway.url, gateway.key) as idle, talking(gateway.url, gateway.key) as busy:
+    with (
+        talking(gateway.url, gateway.key) as idle,
+        talking(gateway.url, gateway.key) as busy,
+        talking(gateway.url, gateway.key, path="/v1/realtime?model=talker") as voice,
+    ):
+        voice.socket.send('{"type":"response.create"}')
+        voice.hear_until("response.output_text.delta")
         client.start()
         busy.send(input="Slowly.")
         wait_until_asked(upstream, 2)
@@ -159,6 +181,10 @@ def test_streams_end_before_it_does(serve: Callable[..., Gateway], upstream: Scr
             time.sleep(0.02)
         idle_closed_with = idle.told_at_the_end()
         is_refused_meanwhile = is_refused and client.is_alive()
+        voice.socket.send('{"type":"response.create"}')
+        refused = voice.hear_until("error")[-1]["error"]["code"]
+        voice.socket.send('{"type":"response.cancel"}')
+        voice_ends = [each["type"] for each in voice.hear_until("error")], voice.told_at_the_end()
         heard, busy_closed_with = busy.hear_all(), busy.told_at_the_end()
     client.join(30)
     status = gateway.process.wait(30)
@@ -166,6 +192,7 @@ def test_streams_end_before_it_does(serve: Callable[..., Gateway], upstream: Scr
     assert lines[-1] == "data: [DONE]"
     assert heard[-1]["response"]["usage"]["output_tokens"] == 2 * TOKENS
     assert (idle_closed_with, busy_closed_with) == (1012, 1012)
+    assert (refused, voice_ends) == ("service_unavailable", (["response.done", "error"], 1012))
     assert is_refused_meanwhile
     assert status == 0
     assert not any(map(is_running, pids))

@@ -34,6 +34,13 @@ class Talk:
             self.socket.recv(timeout=30)
         return None if closed.value.rcvd is None else closed.value.rcvd.code
 
+    def hear_until(self, kind: str) -> list[dict[str, Any]]:
+        """Return the messages up to one of a kind."""
+        heard = [self.hear()]
+        while heard[-1]["type"] != kind:
+            heard.append(self.hear())
+        return heard
+
     def hear_all(self) -> list[dict[str, Any]]:
         """Return the messages up to the end of a response, or of what refuses it."""
         heard = [self.hear()]
@@ -49,9 +56,11 @@ class Talk:
 
 
 @contextmanager
-def talking(url: str, key: str, headers: Mapping[str, str] | None = None) -> Iterator[Talk]:
+def talking(
+    url: str, key: str, headers: Mapping[str, str] | None = None, path: str = "/v1/responses"
+) -> Iterator[Talk]:
     """Open a connection to the gateway at ``url``, until the end of the block."""
     told = {"authorization": f"Bearer {key}", **(headers or {})}
-    where = url.replace("http", "ws", 1) + "/v1/responses"
+    where = url.replace("http", "ws", 1) + path
     with connect(where, additional_headers=told, proxy=None, open_timeout=30, max_size=None) as socket:
         yield Talk(socket)

@@ -31,12 +31,14 @@ from gateway.http.routes.admin import (
     teams,
     webhooks,
 )
+from gateway.http.routes.sockets import realtime
 from gateway.http.routes.stored import conversations, responses
 
 MODULES = (
     count_tokens,
     models,
     moderations,
+    realtime,
     route,
     shadow,
     responses,

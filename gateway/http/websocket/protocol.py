@@ -74,6 +74,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._coming = 0  # bytes of the message that comes, with what came between its frames,
         self._waiting: deque[int] = deque()  # and of each that is whole and not read yet
         self._is_idle = False
+        self.end: Callable[[], None] | None = None  # ends what runs on it, as soon as that may be, when the server does
         self._is_refused = False  # what still comes is not read
 
     def begin(self, team_id: str) -> None:
@@ -90,7 +91,9 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     def end_when_idle(self) -> None:
         """Close the connection if it waits for its client; else the session does, once what runs on it has ended."""
-        if self._is_idle and self.queue.empty():
+        if self.end is not None:
+            self.end()
+        elif self._is_idle and self.queue.empty():
             self.shutdown()
 
     def data_received(self, data: bytes) -> None:

@@ -162,7 +162,7 @@ class ResponseSession:
     async def _ask(self, method: str, body: list[bytes], headers: Any, asked: Create | None = None) -> _Answer:
         """Ask the app, over HTTP's own form, and pass on the events that it answers with. ``body`` is empty once it has
         been read: then it is the app's alone."""
-        given = [(name, value) for name, value in self._scope["headers"] if _is_passed_on(name)]
+        given = [(name, value) for name, value in self._scope["headers"] if is_passed_on(name)]
         told = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body[0])), *headers]
 
         async def receive() -> dict[str, Any]:
@@ -248,5 +248,6 @@ class _Answer:
         return self.status == 200
 
 
-def _is_passed_on(name: bytes) -> bool:
+def is_passed_on(name: bytes) -> bool:
+    """Whether a header of a handshake is one of the request that it becomes."""
     return name not in OF_CONNECTION and not name.startswith(b"sec-websocket-")
