@@ -529,6 +529,41 @@ def test_calls_do_not_move_while_they_are_looked_at(house: House, page: Page) ->
     assert held == 2
 
 
+def test_calls_come_by_the_stream(house: House, page: Page) -> None:
+    """Answered and refused ones, without a look at the list; none while it is paused, then all that were missed."""
+    team = PayingTeam(house)
+    rows = "[...document.querySelectorAll('tbody tr')].map((each) => each.children[1].innerText.split(' ')[0])"
+    enter(page, house, team.key, "calls")
+    page.wait_text("As they end")
+    page.wait("Boolean(document.querySelector('.empty'))")
+    asked = asked_of_api(page).count("/v1/calls")
+    team.ask()
+    with house.client(team.key) as client:
+        client.post("/v1/chat/completions", json={"model": "none", "messages": [{"role": "user", "content": "x"}]})
+    page.wait(f"{rows}.join() === 'refused,answered'")
+    looks = asked_of_api(page).count("/v1/calls")
+    page.click("Pause")
+    page.wait_text("Paused")
+    team.ask()
+    team.settled()
+    paused = page.look(f"{rows}.length")
+    page.click("Go on")
+    page.wait(f"{rows}.join() === 'answered,refused,answered'")
+
+    assert looks == asked
+    assert paused == 2
+
+
+def test_calls_are_looked_for_where_no_stream_is_to_be_had(house: House, page: Page) -> None:
+    """A team watches twice at once at a process: its third page asks for the list every two seconds."""
+    team = PayingTeam(house)
+    with house.client(team.key) as client, client.stream("GET", "/v1/live"), client.stream("GET", "/v1/live"):
+        enter(page, house, team.key, "calls")
+        page.wait_text("Every 2 seconds, seen")
+        team.ask()
+        page.wait("document.querySelectorAll('tbody tr').length === 1")
+
+
 def test_what_was_seen_stays_while_the_gateway_is_away(house: House, page: Page) -> None:
     """The error stands beside it, and goes when the gateway answers again."""
     team = PayingTeam(house)

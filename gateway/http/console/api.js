@@ -1,6 +1,9 @@
 // The public API with one key, or with the session of a person who has signed in, whose cookie no script can read: JSON
 // calls, and a chat completion as a stream of pieces.
 
+const LONGEST_SILENCE = 40_000; // ms; the gateway sends a comment after 15 seconds
+const AWAY = { error: { message: "The gateway does not answer. Is the network up?" } };
+
 export class ApiError extends Error {
   constructor(status, body, requestId = null) {
     super(body?.error?.message ?? `The gateway answered ${status}.`);
@@ -86,6 +89,14 @@ export class Api {
     return end;
   }
 
+  // Calls `opened`, then yields what GET /admin/live or /v1/live tells, event by event. Throws where nothing is heard for
+  // longer than the gateway is ever silent.
+  async *watch(path, signal, opened) {
+    const answer = await this.send("GET", path, undefined, signal);
+    opened();
+    for await (const event of events(answer.body, LONGEST_SILENCE)) yield JSON.parse(event);
+  }
+
   async send(method, path, body, signal) {
     const headers = this.key === null ? {} : { authorization: `Bearer ${this.key}` };
     if (body !== undefined) headers["content-type"] = "application/json";
@@ -95,7 +106,7 @@ export class Api {
       answer = await fetch(path, { ...options, cache: "no-store", credentials: this.key === null ? "same-origin" : "omit" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new ApiError(0, { error: { message: "The gateway does not answer. Is the network up?" } });
+      throw new ApiError(0, AWAY);
     }
     this.hear(answer.headers);
     if (answer.ok || answer.status === 403) this.learn();
@@ -118,11 +129,12 @@ export class Api {
   }
 }
 
-// The data of each server-sent event in a stream of bytes, whatever the chunks' boundaries.
-async function* events(stream) {
+// The data of each server-sent event in a stream of bytes, whatever the chunks' boundaries. `patience`: milliseconds
+// without a byte after which the stream is given up.
+async function* events(stream, patience = null) {
   const decoder = new TextDecoder();
   let rest = "";
-  for await (const bytes of chunksOf(stream)) {
+  for await (const bytes of chunksOf(stream, patience)) {
     rest += decoder.decode(bytes, { stream: true });
     const blocks = rest.split(/\r?\n\r?\n/);
     rest = blocks.pop();
@@ -133,11 +145,14 @@ async function* events(stream) {
   }
 }
 
-async function* chunksOf(stream) {
+async function* chunksOf(stream, patience) {
   const reader = stream.getReader();
+  let isSilent = false;
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const timer = patience && setTimeout(() => ((isSilent = true), reader.cancel().catch(() => {})), patience);
+      const { done, value } = await reader.read().finally(() => clearTimeout(timer));
+      if (isSilent) throw new ApiError(0, AWAY);
       if (done) return;
       yield value;
     }

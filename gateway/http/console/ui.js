@@ -213,6 +213,62 @@ export function useData(api, path, { every = null } = {}) {
   return { data: isFresh || state.error === null ? state.data : null, error: isFresh ? state.error : null, at: state.at, again };
 }
 
+const GATHERED = 300; // ms in which events are told together
+const ANEW = 5000; // ms after which a stream that has ended is opened again
+
+// Hands what `path` streams to `tell`, events of a moment together, while the page is seen and the network is up; returns
+// whether it is open. `opened` is called each time: what came before is to be asked for. A path of null streams nothing.
+export function useLive(api, path, { tell, opened }) {
+  const [isOpen, setOpen] = useState(false);
+  const hear = useRef();
+  hear.current = { tell, opened };
+  useEffect(() => {
+    if (path === null) return;
+    let stop = null;
+    let timer = null;
+    let waiting = null;
+    let gathered = [];
+    const hand = () => {
+      hear.current.tell(gathered);
+      gathered = [];
+      waiting = null;
+    };
+    const open = async () => {
+      clearTimeout(timer);
+      if (stop || document.hidden || !navigator.onLine) return;
+      const mine = (stop = new AbortController());
+      try {
+        for await (const event of api.watch(path, mine.signal, () => (setOpen(true), hear.current.opened()))) {
+          gathered.push(event);
+          waiting ??= setTimeout(hand, GATHERED);
+        }
+      } catch {
+        // who asks for what came meanwhile hears why
+      }
+      if (stop !== mine) return;
+      close();
+      timer = setTimeout(open, ANEW);
+    };
+    const close = () => {
+      stop?.abort();
+      stop = null;
+      clearTimeout(timer);
+      setOpen(false);
+    };
+    const turn = () => (document.hidden || !navigator.onLine ? close() : open());
+    for (const name of ["online", "offline"]) addEventListener(name, turn);
+    document.addEventListener("visibilitychange", turn);
+    open();
+    return () => {
+      for (const name of ["online", "offline"]) removeEventListener(name, turn);
+      document.removeEventListener("visibilitychange", turn);
+      clearTimeout(waiting);
+      close();
+    };
+  }, [api, path]);
+  return isOpen;
+}
+
 // Something that a reader does: { run, error, isBusy, forget }. An error stays until it is forgotten or it is tried again.
 export function useAct(act) {
   const [error, setError] = useState(null);

@@ -2,10 +2,11 @@
 
 import {
   Copy, Drawer, Empty, Facts, PeriodBar, Problem, State, Table, clock, count, duration, href, html, path, periodOf,
-  price, usdWith, useData, useEffect, useState, when, whole,
+  price, usdWith, useData, useEffect, useLive, useState, when, whole,
 } from "../ui.js";
 
-const LIVE = 2000; // ms between two looks
+const LIVE = 2000; // ms between two looks, where calls are not streamed
+const PAGE = 50;
 const STATUSES = ["answered", "refused", "failed", "blocked", "interrupted"];
 // What a call can be chosen by, beside its status: name of the query: words
 const CHOICES = {
@@ -26,14 +27,25 @@ export default function Calls({ api, role, query, go }) {
   if (role !== "admin") delete chosen.team_id;
   else if (api.team) chosen.team_id = api.team;
   const list = path(role === "admin" ? "/admin/calls" : "/v1/calls", {
-    ...chosen, status: query.status, from, to, after: query.after, limit: 50,
+    ...chosen, status: query.status, from, to, after: query.after, limit: PAGE,
   });
-  const isHeld = isPaused || Boolean(query.call);
-  const { data, error, at, again } = useData(api, list, { every: isLive && !isHeld ? LIVE : null });
+  const isMoving = isLive && !isPaused && !query.call;
+  const canStream = isMoving && !query.user && !query.metadata; // which no event tells
+  const stream = path(role === "admin" ? "/admin/live" : "/v1/live", { types: "call,refusal", team_id: chosen.team_id });
+  const [told, setTold] = useState({ list, events: [] }); // what the stream brought to this list
+  const isStreamed = useLive(api, canStream ? stream : null, {
+    opened: () => again(),
+    tell: (events) => {
+      setTold((last) => ({ list, events: [...events, ...(last.list === list ? last.events : [])].slice(0, MOST_TOLD) }));
+      if (events.some((event) => event.type === "dropped")) again();
+    },
+  });
+  const { data, error, at, again } = useData(api, list, { every: isMoving && !isStreamed ? LIVE : null });
+  const now = data && isLive ? withTold(data.data, told.list === list ? told.events : [], query) : data?.data;
   const [held, setHeld] = useState(null); // what stands still while it is pointed at, or the focus is in it
-  const shown = isLive && held ? held : data?.data;
-  const fresh = shown === data?.data ? 0 : data.data.filter((call) => call.request_id > (shown[0]?.request_id ?? "")).length;
-  const hold = () => isLive && setHeld((last) => last ?? data.data);
+  const shown = isLive && held ? held : now;
+  const fresh = shown === now ? 0 : now.filter((call) => call.request_id > (shown[0]?.request_id ?? "")).length;
+  const hold = () => isLive && setHeld((last) => last ?? now);
   const open = (call) => href("calls", { ...query, call: call.request_id });
   const columns = [
     ["Time, UTC", (call) => html`<a href=${open(call)}>${when(call.created_at)}</a>`],
@@ -58,7 +70,7 @@ export default function Calls({ api, role, query, go }) {
       </div>
       ${isLive
         ? html`<button aria-pressed=${isPaused} onClick=${() => setPaused(!isPaused)}>${isPaused ? "Go on" : "Pause"}</button>
-            <span class="soft">${isPaused ? "Paused" : fresh ? `${fresh === 50 ? "50 or more" : fresh} new above` : "As they end"}${at ? `, seen ${clock(at)} UTC` : ""}</span>`
+            <span class="soft">${isPaused ? "Paused" : fresh ? `${fresh >= PAGE ? `${PAGE} or more` : fresh} new above` : isStreamed ? "As they end" : `Every ${LIVE / 1000} seconds${at ? `, seen ${clock(at)} UTC` : ""}`}</span>`
         : html`<${PeriodBar} query=${query} go=${go} />`}
     </div>
     <${Chips} isOfAll=${role === "admin" && !api.team} query=${query} go=${go} />
@@ -73,6 +85,29 @@ export default function Calls({ api, role, query, go }) {
       </div>`}
     ${query.call && html`<${Call} key=${query.call} api=${api} role=${role} id=${query.call} close=${() => go({ call: null })} />`}
   `;
+}
+
+const MOST_TOLD = 500; // events that are kept beside a page
+
+// The newest calls of a page and of what was told since, each once: a failed call is told twice, with its code as a refusal.
+function withTold(page, events, query) {
+  const calls = new Map();
+  for (const { type, ...event } of events.toReversed()) {
+    if (type === "call") calls.set(event.request_id, { code: null, ...calls.get(event.request_id), ...event });
+    else if (type === "refusal") calls.set(event.request_id, { status: "refused", cost_usd: 0, ...event, ...calls.get(event.request_id), code: event.code });
+  }
+  for (const call of page) calls.set(call.request_id, call);
+  const wanted = [...calls.values()].filter((call) => fits(call, query));
+  return wanted.toSorted((a, b) => (a.request_id < b.request_id ? 1 : -1)).slice(0, PAGE);
+}
+
+// Whether a call is one of those that are chosen, by what events tell of it.
+function fits(call, query) {
+  return (!query.status || call.status === query.status)
+    && (!query.model || [call.model_used, call.model_asked].includes(query.model))
+    && (!query.key || call.key_id === query.key)
+    && (!query.route_reason || call.route_reason === query.route_reason)
+    && (!query.min_cost_usd || Number(call.cost_usd) >= Number(query.min_cost_usd));
 }
 
 function modelOf(call) {
