@@ -3,7 +3,10 @@
 # two from hour to hour, the pass-through's instructions by less than a hundredth, the gateway's by two: by the clock
 # now fewer and now more of the calls ask Redis for their rates.
 #
-#   python -m benchmarks.instructions [--calls 100]
+#   python -m benchmarks.instructions [--calls 100] [--watched]
+#
+# With --watched the gateway is counted again while an admin watches GET /admin/live, whose loop then runs: what a call
+# adds for those who watch, and more than it is, since so slow a process tells fewer calls at once.
 #
 # Counted is what the server's process executes, the kernel left out. Loops beside the calls (flusher, beats, samples)
 # are stopped first: under callgrind a call takes some fifty times as long, and they would count fifty times too often.
@@ -21,17 +24,24 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import httpx
 import msgspec
 
 from benchmarks.gateway import CASES, run_case
-from benchmarks.stack import Server, run_server, start_gateway, start_upstream
+from benchmarks.stack import ADMIN_KEY, Server, run_server, start_gateway, start_upstream
 from gateway.run import process
 from gateway.run.processes import free_port
+from gateway.telemetry.live_events import LiveEvents
 
 WARM_UP = 200  # calls of each case before anything is counted: connections, caches, templates of streams
+KEPT = "TOLLGATE_BENCH_KEPT"  # in the environment: the loop that is not stopped
+WATCHED = "gateway, watched"
 TOOLS = ("valgrind", "callgrind_control")
 
 
@@ -42,22 +52,27 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description="Count the instructions of a call.")
     parser.add_argument("--calls", type=int, default=100)
-    calls = parser.parse_args().calls
+    parser.add_argument("--watched", action="store_true", help="count again while one watches GET /admin/live")
+    options = parser.parse_args()
+    os.environ[KEPT] = LiveEvents.run.__qualname__ if options.watched else ""
     if lacking := [tool for tool in TOOLS if shutil.which(tool) is None]:
         print(f"SKIPPED: there is no {' and no '.join(lacking)} on this machine")
         return
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tollgate-bench-")))
-        counted = count_all(stack, folder, calls)
+        counted = count_all(stack, folder, options.calls, is_watched=options.watched)
     print("| case | server | instructions a call |\n| --- | --- | --- |")
     for (case, server), instructions in counted.items():
         print(f"| {case} | {server} | {instructions:,} |")
     for case in CASES[:2]:
         ratio = counted[case.name, "gateway"] / counted[case.name, "pass-through"]
         print(f"| {case.name} | **gateway : pass-through** | **{ratio:.2f} ×** |")
+        if options.watched:
+            more = counted[case.name, WATCHED] / counted[case.name, "gateway"]
+            print(f"| {case.name} | **watched : not** | **{more:.3f} ×** |")
 
 
-def count_all(stack: ExitStack, folder: Path, calls: int) -> dict[tuple[str, str], int]:
+def count_all(stack: ExitStack, folder: Path, calls: int, *, is_watched: bool) -> dict[tuple[str, str], int]:
     """Return the instructions of a call by case and server."""
     cores = sorted(os.sched_getaffinity(0))
     own, shared = cores[0], cores[-1]
@@ -78,16 +93,38 @@ def count_all(stack: ExitStack, folder: Path, calls: int) -> dict[tuple[str, str
             run_case(case, server, 0, WARM_UP)
         if server is gateway:
             os.kill(server.pids[0], signal.SIGUSR1)
-        control("--instr=on", server)
-        for case in CASES[:2]:
-            alone = msgspec.structs.replace(case, connections=1)
-            run_case(alone, server, 0, 5)
-            control("--zero", server)
-            run_case(alone, server, 0, calls)
-            control(f"--dump={case.model}", server)
-            counted[case.name, server.name] = instructions_in(folder, server.pids[0]) // calls
-        control("--instr=off", server)
+        counted |= count(server, server.name, folder, calls)
+    if is_watched:
+        with watching(gateway):
+            counted |= count(gateway, WATCHED, folder, calls)
     return counted
+
+
+def count(server: Server, name: str, folder: Path, calls: int) -> dict[tuple[str, str], int]:
+    """Return the instructions of a call by case, under a name."""
+    counted = {}
+    control("--instr=on", server)
+    for case in CASES[:2]:
+        alone = msgspec.structs.replace(case, connections=1)
+        run_case(alone, server, 0, 5)
+        control("--zero", server)
+        run_case(alone, server, 0, calls)
+        control(f"--dump={case.model}", server)
+        counted[case.name, name] = instructions_in(folder, server.pids[0]) // calls
+    control("--instr=off", server)
+    return counted
+
+
+@contextmanager
+def watching(gateway: Server) -> Iterator[None]:
+    """Read GET /admin/live for the time of a block."""
+    url = gateway.url.removesuffix("/v1/chat/completions") + "/admin/live"
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    with httpx.stream("GET", url, params={"types": "call,refusal"}, headers=headers, timeout=None) as stream:
+        reader = threading.Thread(target=lambda: [None for _ in stream.iter_raw()], daemon=True)
+        reader.start()
+        time.sleep(3)  # seconds, in which it is known that one watches
+        yield
 
 
 def control(what: str, server: Server) -> None:
@@ -107,7 +144,9 @@ def run_stoppable(words: list[str]) -> None:
     keep_going, loops = process._keep_going, set[asyncio.Task[None]]()
 
     async def until_told(loop: process.Loop) -> None:
-        loops.add(task := asyncio.ensure_future(keep_going(loop)))
+        task = asyncio.ensure_future(keep_going(loop))
+        if loop.__qualname__ != os.environ[KEPT]:
+            loops.add(task)
         await asyncio.wait([task])
 
     process._keep_going = until_told

@@ -1,4 +1,5 @@
-# How fast closed calls reach the ledger: from real journals through real flushers into a real Postgres.
+# How fast closed calls reach the ledger: from real journals through real flushers into a real Postgres; and what of it
+# is for those who look: the series of charts, and the index of a team's calls.
 #   python -m benchmarks.ledger [--calls 40000] [--write]
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from sqlalchemy import text
@@ -17,6 +18,7 @@ from sqlalchemy import text
 from benchmarks.ledger_server import cpu_of, postgres_on_disk, show
 from billing.core.records import Attempt, Status, UsageRecord
 from billing.journal.journal import Journal
+from billing.ledger import ledger, series
 from billing.upkeep.flusher import BATCH, Flusher
 from gateway.core.clock import Clock
 from gateway.dev.embedded.postgres import EmbeddedPostgres
@@ -24,6 +26,11 @@ from gateway.storage.database import Database
 
 SEED = 7
 ROUNDS = 3
+# Cases without a part of what is kept for those who look.
+BLIND = {
+    "one flusher, no series": ("series",),
+    "one flusher, no series, no index of a team's calls": ("series", "index"),
+}
 HEADER = (
     "| case | rows/s, median (least – most) | gateway CPU µs a row | Postgres CPU µs a row |\n| --- | --- | --- | --- |"
 )
@@ -50,14 +57,16 @@ async def _measure(server: EmbeddedPostgres, calls: int) -> str:
         "two flushers, other calls of the same teams": lambda records: [list(records[::2]), list(records[1::2])],
         "two flushers with the same calls": lambda records: [list(records), list(records)[::-1]],
     }
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in cases}
+    blind = dict.fromkeys(BLIND, cases["one flusher"])
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in (*cases, *blind)}
     database = Database(server.url)
     expected = 0
     for _ in range(ROUNDS):
-        for name, shared_out in cases.items():
+        for name, shared_out in (cases | blind).items():
             records = list(make_calls(calls))
             expected += len(records)
-            found[name].append(await _drain(server, database, shared_out(records), len(records)))
+            async with _without(database, BLIND.get(name, ())):
+                found[name].append(await _drain(server, database, shared_out(records), len(records)))
     async with database.begin() as connection:
         rows = (await connection.execute(text("SELECT count(*) FROM usage_records"))).scalar_one()
         summed = (await connection.execute(text("SELECT sum(calls) FROM usage_daily"))).scalar_one()
@@ -72,6 +81,25 @@ async def _measure(server: EmbeddedPostgres, calls: int) -> str:
             f"| {theirs[middle]:.1f} |"
         )
     return "\n".join([HEADER, *lines])
+
+
+@asynccontextmanager
+async def _without(database: Database, parts: Collection[str]) -> AsyncIterator[None]:
+    """Keep the ledger without some of what is for those who look."""
+    whole = ledger.INSERT
+    if "series" in parts:
+        ledger.INSERT = text(whole.text.replace(series.ADD_NEW, "SELECT 1"))
+    if "index" in parts:
+        await _run(database, "DROP INDEX usage_records_team_id_request_id_idx")
+    yield
+    ledger.INSERT = whole
+    if "index" in parts:
+        await _run(database, "CREATE INDEX usage_records_team_id_request_id_idx ON usage_records (team_id, request_id)")
+
+
+async def _run(database: Database, statement: str) -> None:
+    async with database.begin() as connection:
+        await connection.execute(text(statement))
 
 
 async def _drain(

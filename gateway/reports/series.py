@@ -34,6 +34,7 @@ MOST_POINTS = 1500
 MOST_METRICS, MOST_LINES, USUAL_LINES = 6, 50, 10
 USUAL_PERIOD = {"minute": timedelta(hours=1), "hour": timedelta(hours=24), "day": timedelta(days=31)}
 LONGEST_OF_ALL = timedelta(days=8)  # by team or key: every hour of every key is read
+MOST_HOURS_OF_ALL = timedelta(days=2)  # of these, where lines by the day are asked for, which daily sums tell at once
 FOR_ADMINS = frozenset({"gpu_cost_usd"})
 CHOSEN = tuple(name for name in DIMENSIONS if name not in ("team", "code"))
 NAMES = ("metric", "by", "step", "from", "to", "percentile", "top", *CHOSEN)
@@ -61,16 +62,21 @@ def read_series_query(said: Mapping[str, str], now: datetime, team_id: str | Non
         chosen=chosen,
         top=round(_number(said, "top", USUAL_LINES, 1, MOST_LINES)),
     )
-    if _is_too_much(asked) and ("key" in chosen or not _of_days(asked).reads_days):
+    if _is_too_much(asked) and not _is_told_by_days(asked):
         words = f"is at most {_words(LONGEST_OF_ALL)} before 'to' by team or key, of all teams, but for sums by the day"
         raise invalid_value("from", f"{words}: name a team_id, or ask with step=day")
     return asked
 
 
-def _is_too_much(asked: SeriesQuery) -> bool:
+def _is_too_much(asked: SeriesQuery, longest: timedelta = LONGEST_OF_ALL) -> bool:
     """Whether every hour of every key of a long time would be read."""
     is_of_all = asked.names_teams and "team" not in asked.chosen
-    return is_of_all and not asked.reads_days and asked.until - asked.since > LONGEST_OF_ALL
+    return is_of_all and not asked.reads_days and asked.until - asked.since > longest
+
+
+def _is_told_by_days(asked: SeriesQuery) -> bool:
+    """Whether daily sums tell the lines that every hour of every key would be read for."""
+    return "key" not in asked.chosen and _of_days(asked).reads_days and _is_too_much(asked, MOST_HOURS_OF_ALL)
 
 
 def _of_days(asked: SeriesQuery) -> SeriesQuery:
@@ -144,7 +150,7 @@ async def series(connection: AsyncConnection, asked: SeriesQuery) -> dict[str, A
     """
     await see_one_moment(connection)
     async with added_up_by_call(connection):
-        if _is_too_much(asked):
+        if _is_told_by_days(asked):
             return await _series_of_days(connection, asked)
         return await _series(connection, asked)
 

@@ -263,6 +263,7 @@ def test_team_sees_what_is_left_of_its_limits(house: House, page: Page) -> None:
     enter(page, house, key, "budgets")
     page.wait_text("$7.00 left of $7.00")
 
+    assert "Ends at, at the rate so far $0.00" in page.text()
     assert "Requests a minute at most 60" in page.text()  # what is left of it, only an answer says
     assert "Teams and keys" not in page.text()
 
@@ -686,6 +687,8 @@ def test_sums_are_of_all_teams_and_every_team_is_listed_page_by_page(large_house
     first = [urlsplit(url).path for url in page.asked].index("/admin/series")
     page.wait_text("Nothing.")
     overview, asked = page.text(), asked_of_api(page)
+    page.click("7 days")
+    page.wait_text("the 7 days before")
     page.click("30 days")
     page.wait_text("the 30 days before")
     month = page.text()

@@ -19,8 +19,13 @@ export default function Batches({ api, role, query, go }) {
     ["Ready at", (batch) => (batch.ended_at ? when(batch.ended_at) : batch.estimated_completion ? `~ ${clock(batch.estimated_completion)}` : "–"), "number wide"],
     ["Cost", (batch) => usdWith(batch.usage.cost_usd, 6), "number"],
   ];
+  const open = data?.data.filter((batch) => !batch.ended_at) ?? [];
+  const sum = (of) => open.reduce((all, batch) => all + of(batch), 0);
   const shown = data?.data.find((batch) => batch.batch_id === query.batch);
   return html`
+    ${data?.data.length > 0 && html`<p class="large">${open.length
+      ? `${count(open.length)} ${open.length === 1 ? "batch runs" : "batches run"}, ${count(sum(doneOf))} of ${count(sum((batch) => batch.request_counts.total))} done`
+      : "No batch runs"}</p>`}
     ${role === "admin" && html`<div class="chips" role="group" aria-label="Choose batches">
       ${STATUSES.map((each) => html`<button key=${each} class="chip" aria-pressed=${query.status === each} onClick=${() => go({ status: query.status === each ? null : each, after: null })}>${each.replace("_", " ")}</button>`)}
       ${query.team && html`<button class="chip chosen" onClick=${() => go({ team: null })}>Team: ${query.team} ×</button>`}

@@ -23,13 +23,26 @@ export default function Budgets(props) {
   return props.role === "admin" ? html`<${OfTeams} ...${props} />` : html`<${OfOwn} ...${props} />`;
 }
 
+// What a month comes to over what it has come to so far.
+function ahead() {
+  const [from] = PERIODS.month[1]();
+  const days = new Date(Date.UTC(Number(from.slice(0, 4)), Number(from.slice(5, 7)), 0)).getUTCDate();
+  return days / ((Date.now() - Date.parse(from)) / 86_400_000);
+}
+
 function OfOwn({ api }) {
   const { data: team, error, again } = useData(api, "/v1/team", { every: 10_000 });
   if (error && !team) return html`<${Problem} error=${error} again=${again} />`;
   if (!team) return null;
+  const used = Number(team.budgets?.usd_this_month?.used ?? NaN);
+  const limit = team.limits.usd_per_month;
   const lies = team.unavailable && Number(team.unavailable.usd_this_month) > 0;
   return html`
     ${error && html`<${Problem} error=${error} again=${again} />`}
+    ${!Number.isNaN(used) && html`<div class="figures">
+      <${Figure} label="Dollars this month" value=${usd(used)}>${limit === null ? "no limit a month" : `of ${usd(limit)}`}<//>
+      <${Figure} label="Ends at, at the rate so far" value=${html`<span class=${limit !== null && used * ahead() > limit ? "bad" : ""}>${usd(used * ahead(), [used])}</span>`}>${limit !== null && used * ahead() > limit ? "past its limit" : "on the last day of the month"}<//>
+    </div>`}
     <div class="columns">
       <section><h2>${team.name}</h2><${Bars} scope=${team} left=${api.left} /></section>
       <section><h2>This key${team.key.name ? `, ${team.key.name}` : ""}</h2><${Bars} scope=${team.key} left=${{}} /></section>
@@ -63,9 +76,7 @@ function OfTeams({ api, query, go }) {
   const [from, to] = PERIODS.month[1]();
   const list = path("/admin/usage", { from, to, after: query.after, limit: PAGE });
   const { data, error, again } = useData(api, list);
-  const months = new Date(Date.UTC(Number(from.slice(0, 4)), Number(from.slice(5, 7)), 0)).getUTCDate();
-  const gone = (Date.now() - Date.parse(from)) / 86_400_000;
-  const ends = (team) => (owed(team.usage) / gone) * months;
+  const ends = (team) => owed(team.usage) * ahead();
   const among = data ? data.data.map((team) => owed(team.usage)) : [];
   const columns = [
     ["Team", (team) => html`<a href=${href("budgets", { ...query, team: team.id })}>${team.name || team.id}</a>`, "name"],
@@ -78,7 +89,7 @@ function OfTeams({ api, query, go }) {
   const past = data ? data.data.filter((team) => team.limits.usd_per_month !== null && ends(team) > team.limits.usd_per_month) : [];
   return html`
     ${data && data.data.length > 0 && html`<div class="figures">
-      <${Figure} label="This month, all teams" value=${usd(owed(data.total))}>ends at ${usd((owed(data.total) / gone) * months)}<//>
+      <${Figure} label="This month, all teams" value=${usd(owed(data.total))}>ends at ${usd(owed(data.total) * ahead())}<//>
       <${Figure} label=${query.after || data.has_more ? "Of these teams, past their limit at its end" : "Past their limit at its end"} value=${count(past.length)}>${past.length ? past.slice(0, 3).map((team) => team.name || team.id).join(", ") : "no team"}<//>
     </div>`}
     <p class="soft">Of ${from} to ${to}, UTC. “Ends at” is the month’s end at the rate so far. An empty limit is none.</p>

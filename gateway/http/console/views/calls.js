@@ -59,7 +59,9 @@ export default function Calls({ api, role, query, go }) {
     ["Cost", (call) => (call.status === "refused" ? "–" : usdWith(call.cost_usd, 6)), "number"],
   ];
   const isChosen = Object.keys(CHOICES).some((name) => query[name]) || query.status;
-  const nothing = isChosen
+  const nothing = isChosen && data?.next
+    ? "No call fits among those looked through; “Older” goes on."
+    : isChosen
     ? html`No call fits. <a href=${href("calls", { period: query.period, from: query.from, to: query.to })}>Show all calls</a>`
     : "No calls yet. The first one shows here within two seconds of its end.";
   return html`

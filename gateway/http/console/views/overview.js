@@ -24,9 +24,9 @@ function compact(value) {
 export default function Overview({ api, role, query, go }) {
   const { from, to, name } = periodOf(query);
   const days = (Date.parse(to) - Date.parse(from)) / DAY + 1;
-  const step = days <= 8 ? "hour" : "day";
   const team = api.team ?? query.team;
   const by = query.by ?? (role === "admin" && !team ? "team" : "model");
+  const step = days <= (by === "team" ? 2 : 8) ? "hour" : "day"; // every hour of every team is a lot
   const source = role === "admin" ? "/admin/series" : "/v1/series";
   const asked = { metric: METRICS.join(","), step, team_id: role === "admin" ? team : null };
   const now = useData(api, path(source, { ...asked, by, from, to }), { every: EVERY });
