@@ -29,7 +29,7 @@ from billing.ledger.ledger import ROLLUP_KEY, SUMS
 from billing.ledger.partitions import partition_of
 from gateway.storage.database import Database
 from tests.support.browser import Page, browser
-from tests.support.house import House, running_house, settings_for
+from tests.support.house import ADMIN_KEY, House, serving, settings_for
 from tests.support.temporary_stores import temporary_postgres, temporary_valkey
 
 ROWS = int(os.environ.get("TOLLGATE_SOAK_ROWS", "10000000"))
@@ -68,7 +68,7 @@ def test_the_console_stays_quick_over_ten_million_calls(tmp_path: Path) -> None:
         pytest.skip(f"SKIPPED: {NEEDED / 1e9:.0f} GB of disk are needed")
     with filled() as (database_url, made), temporary_valkey() as valkey:
         settings = settings_for(database_url, valkey.url, "http://127.0.0.1:9/v1", tmp_path)
-        with running_house(settings) as house, house.client(house.admin_key, follow_redirects=True) as admin:
+        with serving(settings) as url, (house := House(url, "", "", ADMIN_KEY, settings)).client(ADMIN_KEY) as admin:
             totals = list(compare_totals(admin))
             listed = list(look_at_lists(admin))
             with browser() as chromium:
