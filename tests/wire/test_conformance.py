@@ -32,6 +32,15 @@ def every(kind: str) -> list[ParameterSet]:
 
 formats = pytest.mark.parametrize("wire", FORMATS, ids=lambda wire: wire.name)
 streams = pytest.mark.parametrize(("wire", "streamed"), every("streamed"))
+# Cut at so many bytes, and around each end of a line and inside each character: at every byte in a soak.
+steps = pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.soak)], ids=["some cuts", "all cuts"])
+
+
+def places_in(stream: bytes, step: int) -> list[int]:
+    """Return where to cut a stream: every ``step`` bytes, before the last, and beside those that readers look for."""
+    telling = [place for place, byte in enumerate(stream) if byte in b"\r\n" or byte >= 0x80]
+    places = {*range(0, len(stream), step), len(stream) - 1, *telling, *(place + 1 for place in telling)}
+    return sorted(places & {*range(len(stream))})
 
 
 def events_of(wire: WireFormat, streamed: Streamed, pieces: list[bytes]) -> tuple[list[object], str | None]:
@@ -49,12 +58,13 @@ def test_a_stream_means_what_it_says(wire: WireFormat, streamed: Streamed) -> No
     assert sum(isinstance(event, ReplyEnd) for event in events) == (0 if outcome else 1)
 
 
+@steps
 @streams
-def test_every_split_in_two_gives_the_same_events(wire: WireFormat, streamed: Streamed) -> None:
+def test_every_split_in_two_gives_the_same_events(wire: WireFormat, streamed: Streamed, step: int) -> None:
     """Where the network cuts the bytes is nobody's business."""
     whole = events_of(wire, streamed, [streamed.stream])
 
-    for place in range(len(streamed.stream) + 1):
+    for place in places_in(streamed.stream, step):
         assert events_of(wire, streamed, [streamed.stream[:place], streamed.stream[place:]]) == whole, place
 
 
@@ -79,10 +89,11 @@ def test_any_cuts_give_the_same_events(wire: WireFormat, data: st.DataObject) ->
     assert events_of(wire, streamed, pieces) == events_of(wire, streamed, [streamed.stream])
 
 
+@steps
 @streams
-def test_a_stream_cut_anywhere_is_never_whole_by_mistake(wire: WireFormat, streamed: Streamed) -> None:
+def test_a_stream_cut_anywhere_is_never_whole_by_mistake(wire: WireFormat, streamed: Streamed, step: int) -> None:
     """A stream that ends early ends in a failure, unless every choice had said why it ends."""
-    for place in range(len(streamed.stream)):
+    for place in places_in(streamed.stream, step):
         events, outcome = read_stream(wire.make().open_events(streamed.request), [streamed.stream[:place]])
         reasons = {event.index for event in events if isinstance(event, Delta) and event.finish_reason is not None}
 
