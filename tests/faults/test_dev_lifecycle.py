@@ -181,29 +181,29 @@ def model_names(house: DevHouse) -> list[str]:
 
 
 @pytest.mark.timeout(240)
-def test_whatever_ends_it_nothing_runs_on_and_nothing_is_lost(house: DevHouse) -> None:
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.soak), signal.SIGKILL])
+def test_whatever_ends_it_nothing_runs_on_and_nothing_is_lost(house: DevHouse, number: signal.Signals) -> None:
     """SIGINT and SIGKILL: no process left, and the next start has the same keys and all usage, and migrates nothing."""
     (house.data_dir / "logs" / "migrate.log").unlink(missing_ok=True)
     secrets, team_key = house.data_dir / "secrets.json", house.facts["team_key"]
     made = kept_secrets(secrets)
-    for number in (signal.SIGINT, signal.SIGKILL):
-        assert house.ask().status_code == 200
-        pids = [pid for role in house.pids().values() for pid in role]
-        groups = {os.getpgid(pid) for pid in pids}
-        status = house.end(number)
-        # Asked to end, it waits for all of them; killed, the kernel ends them, which takes it a moment.
-        deadline = time.monotonic() + (10 if number == signal.SIGKILL else 0)
-        while (any(map(is_running, pids)) or any(map(is_group_alive, groups))) and time.monotonic() < deadline:
-            time.sleep(0.05)
+    assert house.ask().status_code == 200
+    pids = [pid for role in house.pids().values() for pid in role]
+    groups = {os.getpgid(pid) for pid in pids}
+    status = house.end(number)
+    # Asked to end, it waits for all of them; killed, the kernel ends them, which takes it a moment.
+    deadline = time.monotonic() + (10 if number == signal.SIGKILL else 0)
+    while (any(map(is_running, pids)) or any(map(is_group_alive, groups))) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
-        assert not any(map(is_running, pids))
-        assert not any(map(is_group_alive, groups))
-        assert house.left_running() == []
-        assert status == (-signal.SIGKILL if number == signal.SIGKILL else 0)
+    assert not any(map(is_running, pids))
+    assert not any(map(is_group_alive, groups))
+    assert house.left_running() == []
+    assert status == (-signal.SIGKILL if number == signal.SIGKILL else 0)
 
-        assert house.start()["team_key"] == team_key and kept_secrets(secrets) == made
-        assert not (house.data_dir / "logs" / "migrate.log").exists()
-        until(lambda: house.usage()["requests"] == house.answered)  # what the dead left is carried by the next
+    assert house.start()["team_key"] == team_key and kept_secrets(secrets) == made
+    assert not (house.data_dir / "logs" / "migrate.log").exists()
+    until(lambda: house.usage()["requests"] == house.answered)  # what the dead left is carried by the next
 
 
 def kept_secrets(path: Path) -> dict[str, Any]:
