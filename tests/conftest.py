@@ -28,7 +28,7 @@ __all__ = ["pytest_runtest_logreport", "pytest_sessionfinish", "pytest_sessionst
 
 
 # What an example takes says nothing on a busy machine.
-hypothesis.settings.register_profile("tollgate", deadline=None, max_examples=60)
+hypothesis.settings.register_profile("tollgate", deadline=None, max_examples=30)
 hypothesis.settings.load_profile("tollgate")
 
 # Each HTTP client would read all certificate authorities again, for 50 ms of CPU, to speak to a loopback without TLS.

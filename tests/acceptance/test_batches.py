@@ -611,7 +611,7 @@ def test_a_wait_that_ends_with_failures_tells_them_and_its_status(house: FaultHo
     assert [line["custom_id"] for line in failed] == [f"c{number}" for number in range(1, 20, 2)]
 
 
-@pytest.mark.parametrize("over_http", [False, True])
+@pytest.mark.parametrize("over_http", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_batch_is_submitted_and_watched_from_a_shell(
     house: FaultHouse, key: str, tmp_path: Path, over_http: bool
 ) -> None:

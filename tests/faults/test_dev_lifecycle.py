@@ -220,9 +220,14 @@ def is_group_alive(group: int) -> bool:
 
 
 @pytest.mark.timeout(240)
-def test_a_child_that_dies_is_started_again(house: DevHouse) -> None:
+@pytest.mark.parametrize(
+    "roles",
+    [("gateway", "redis", "postgres"), pytest.param(("worker", "engine"), marks=pytest.mark.soak)],
+    ids=" ".join,
+)
+def test_a_child_that_dies_is_started_again(house: DevHouse, roles: tuple[str, ...]) -> None:
     """Each of the five killed in turn: it is back, pids.json knows it, and requests are answered."""
-    for role in ("gateway", "worker", "engine", "redis", "postgres"):
+    for role in roles:
         old = house.pids()[role]
         os.kill(old[0], signal.SIGKILL)
         new = until(lambda role=role, old=old: other_pids(house, role, old))

@@ -196,7 +196,7 @@ def gated(setting: Setting) -> str:
 
 def small_batch_products(setting: Setting) -> str:
     """Products of one to four rows with norm, SiLU or GELU before them, and the sum that goes on, with odd sizes."""
-    return worst_of(setting, lambda: _small_batch_error(setting), 3)
+    return worst_of(setting, lambda: _small_batch_error(setting))
 
 
 def norm_rope_store(setting: Setting) -> str:
@@ -588,14 +588,14 @@ def worst_of(setting: Setting, error: Callable[[], float], interpreted: int = 1)
 CHECKS = (
     Check("kernel: attention of decodes", attention_of_decodes),
     Check("kernel: attention of drafts", attention_of_drafts),
-    Check("kernel: attention of chunks", attention_of_chunks),
+    Check("kernel: attention of chunks", attention_of_chunks, long=(torch.float32,)),
     Check("kernel: attention over float8", attention_over_float8, (torch.bfloat16,)),
     Check("kernel: attention whatever the batch", attention_stays_the_same, (torch.bfloat16,), long=(torch.bfloat16,)),
     Check("kernel: the end of a large cache", end_of_a_large_cache, (torch.bfloat16,)),
     Check("kernel: sum and norm", add_rms_norm),
     Check("kernel: norm in place", norm_in_place),
     Check("kernel: SiLU or GELU and product", gated),
-    Check("kernel: products of a small batch", small_batch_products),
+    Check("kernel: products of a small batch", small_batch_products, long=(torch.float32,)),
     Check("kernel: norm, rope and store", norm_rope_store),
     Check("kernel: rows of decodes", rows_of_decodes, (torch.float32,)),
     Check("kernel: draws", draws, (torch.float32,)),

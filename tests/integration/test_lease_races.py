@@ -27,7 +27,7 @@ async def track(database: Database, clock: SetClock) -> AsyncIterator[Track]:
     await track.close()
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=WHOLE)])
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=WHOLE)])
 @pytest.mark.parametrize("state", ["fresh", "used"])
 @pytest.mark.parametrize("first", VERBS, ids=repr)
 async def test_two_meet_at_a_lock(state: str, first: Verb, every: int, track: Track) -> None:
@@ -49,15 +49,16 @@ async def test_two_meet_at_a_lock(state: str, first: Verb, every: int, track: Tr
             await track.check(state, [first, second])
             passed += 1
 
-    assert passed > 2
+    assert passed > 1
 
 
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=WHOLE)])
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
 @pytest.mark.parametrize("first", VERBS, ids=repr)
-async def test_one_waits_for_another_that_is_open(first: Verb, commits: bool, track: Track) -> None:
+async def test_one_waits_for_another_that_is_open(first: Verb, commits: bool, every: int, track: Track) -> None:
     """One has said all and not committed yet; another begins; then the first commits, or takes it all back."""
     ours, theirs, _ = track.seats
-    for second in VERBS:
+    for second in VERBS[(VERBS.index(first) + commits) % every :: every]:
         await track.restore("used")
         ours.say(first)
         assert not await track.rest(ours)
@@ -68,11 +69,11 @@ async def test_one_waits_for_another_that_is_open(first: Verb, commits: bool, tr
         await track.check("used", [first, second] if commits else [second])
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=WHOLE)])
+@pytest.mark.parametrize("every", [12, pytest.param(1, marks=WHOLE)])
 @pytest.mark.parametrize("first", VERBS, ids=repr)
 async def test_three_meet(first: Verb, every: int, track: Track) -> None:
     """One is open, a second and a third begin in this order; then all go on."""
-    for turn, second in enumerate(VERBS):
+    for turn, second in enumerate(VERBS, VERBS.index(first)):
         for third in VERBS[turn % every :: every]:
             await track.restore("used")
             for seat, verb in zip(track.seats, (first, second, third), strict=True):

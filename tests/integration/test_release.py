@@ -113,6 +113,7 @@ def test_the_wheel_and_the_source_archive_are_whole(dist: Path) -> None:
     assert {name.split("/")[0] for name in in_wheel} == {*PACKAGES, f"tollgate-{VERSION}.dist-info"}
 
 
+@pytest.mark.soak
 def test_the_wheel_alone_runs(installed: Path, tmp_path: Path) -> None:
     """`tollgate` in a clean environment: its version, a configuration made and checked, no file of the checkout."""
     assert run(installed, "--version", folder=tmp_path) == f"tollgate {VERSION}\n"

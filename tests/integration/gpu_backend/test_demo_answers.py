@@ -51,17 +51,17 @@ def user(text: str) -> dict:
 @pytest.mark.parametrize(
     ("question", "lesson"),
     [
-        ("What is Tollgate?", "what-is-tollgate"),
         ("what is tollgate", "what-is-tollgate"),
-        ("Hello!", "hello"),
         ("Say hello", "say-hello"),
-        ("who are you?", "who-are-you"),
         ("How do I get a key?", "get-key"),
         ("How can I obtain an API key?", "get-key"),  # held out, like those below
-        ("What happens when I run out of quota?", "quota-exceeded"),
-        ("Can you explain how the quotas work?", "how-quotas-work"),
-        ("How can I stream responses?", "how-stream"),
         ("What is the capital of France?", "off-general"),
+        pytest.param("What happens when I run out of quota?", "quota-exceeded", marks=pytest.mark.soak),
+        pytest.param("Can you explain how the quotas work?", "how-quotas-work", marks=pytest.mark.soak),
+        pytest.param("How can I stream responses?", "how-stream", marks=pytest.mark.soak),
+        pytest.param("What is Tollgate?", "what-is-tollgate", marks=pytest.mark.soak),
+        pytest.param("Hello!", "hello", marks=pytest.mark.soak),
+        pytest.param("who are you?", "who-are-you", marks=pytest.mark.soak),
     ],
 )
 def test_demo_model_answers_and_ends(demo: Demo, question: str, lesson: str) -> None:

@@ -62,26 +62,36 @@ def test_bare_processes_lack_the_web_stack_in_every_generation() -> None:
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder with what `make gpu` writes, of tiny shapes, on the CPU."""
-    folder = tmp_path_factory.mktemp("gpu")
-    done = run_bare("benchmarks.gpu", "--tiny", "--out", str(folder))
+    return show(tmp_path_factory.mktemp("gpu"))
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder with what its checks alone write."""
+    return show(tmp_path_factory.mktemp("checks"), "--only", "checks")
+
+
+def show(folder: Path, *options: str) -> Path:
+    done = run_bare("benchmarks.gpu", "--tiny", "--out", str(folder), *options)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 
 def part(shown: Path, name: str) -> Any:
     """Return what one part of it found."""
-    facts = json.loads(next(shown.glob("gpu-tiny-on-the-cpu-*.json")).read_text())
+    facts = json.loads(next(shown.glob("gpu-*tiny-on-the-cpu-*.json")).read_text())
     assert facts["problems"] == {} and facts["torch"] == torch.__version__
     return facts["parts"][name]
 
 
-def test_every_check_passes_on_a_bare_cpu(shown: Path) -> None:
+def test_every_check_passes_on_a_bare_cpu(checked: Path) -> None:
     """The suite runs without test runner and web stack, with fresh shapes, and passes on the CPU too: what stands there
-    in plain torch, and every Triton kernel by its interpreter.
+    in plain torch, and every Triton kernel by its interpreter. Hardware, versions and date stand above it.
     """
-    outcomes = part(shown, "checks")["outcomes"]
+    outcomes, text = part(checked, "checks")["outcomes"], next(checked.glob("*.md")).read_text()
 
-    assert len(outcomes) >= 42 and not [outcome for outcome in outcomes if not outcome["passed"]]
+    assert len(outcomes) >= 50 and not [outcome for outcome in outcomes if not outcome["passed"]]
+    assert all(word in text for word in (torch.__version__, "triton", "date 20", "PASS"))
 
 
 @pytest.mark.soak
@@ -92,6 +102,7 @@ def test_every_long_check_passes_on_a_bare_cpu() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.soak
 def test_every_kernel_has_a_row(shown: Path) -> None:
     """Each is measured beside the ceilings, interpreted."""
     rows = part(shown, "kernels")["rows"]
@@ -99,6 +110,7 @@ def test_every_kernel_has_a_row(shown: Path) -> None:
     assert len({row["kernel"] for row in rows}) == len(rows) == 21
 
 
+@pytest.mark.soak
 def test_every_workload_has_a_row(shown: Path) -> None:
     """The engine's table is whole: our own rows beside the device's roofline, a new process, and the peer."""
     found, (peer,) = part(shown, "engine tiny"), part(shown, "transformers tiny")["rows"]
@@ -124,6 +136,7 @@ def test_peer_answers_the_same_requests() -> None:
     assert made == [4, 5, 6] and seconds > 0
 
 
+@pytest.mark.soak
 def test_all_of_it_is_one_page(shown: Path) -> None:
     """Hardware, versions and date stand above the checks and both tables."""
     text = next(shown.glob("*.md")).read_text()
@@ -134,6 +147,7 @@ def test_all_of_it_is_one_page(shown: Path) -> None:
     assert "| attention, decode |" in text and "| a step |" in text
 
 
+@pytest.mark.soak
 def test_a_step_is_profiled_kernel_by_kernel(shown: Path) -> None:
     """Where the time of a step of decodes goes is told for every batch, the most expensive first."""
     shares = part(shown, "profile")["shares"]
@@ -214,7 +228,7 @@ def test_wrong_kernel_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not off.passed and not unwritten.passed
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.soak), torch.bfloat16])
 def test_lost_cache_entry_fails_every_engine_check(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that loses one token's keys and values in each step does not pass, in the coarse precision either."""
     store, cpu = reference.store_kv, torch.device("cpu")
@@ -231,7 +245,7 @@ def test_lost_cache_entry_fails_every_engine_check(dtype: torch.dtype, monkeypat
     assert len(outcomes) == 4 and not any(outcome.passed for outcome in outcomes), outcomes
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize("architecture", [pytest.param("LlamaForCausalLM", marks=pytest.mark.soak), "Qwen3ForCausalLM"])
 def test_plain_pass_equals_transformers(architecture: str, tmp_path: Path) -> None:
     """The judge of the engine agrees with transformers about every logit."""
     from transformers import AutoModelForCausalLM

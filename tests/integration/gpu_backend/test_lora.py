@@ -102,9 +102,13 @@ CASES: dict[str, dict[str, Any]] = {
     "preemption": FEW_BLOCKS,
     "swaps": {**FEW_BLOCKS, "host_kv_bytes": 1 << 20, "step_cost": FLAT, "step_stretch": 1e9},
 }
+AT_ONCE = ("chunks", "ngram from graphs", "the same bits", "swaps")  # all cases in a soak
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(name, marks=[pytest.mark.soak] * (name not in AT_ONCE)) for name in CASES],
+)
 def test_a_mixed_batch_says_what_each_says_alone(folder: Path, expected: dict[str, list[int]], case: str) -> None:
     """Rows with any adapter or none, in one step: token for token what models of merged weights say."""
     loop = model_loop(folder / "model", lora_modules=modules(folder), copy_seconds=0.0, **CASES[case])

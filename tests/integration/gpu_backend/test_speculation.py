@@ -141,8 +141,14 @@ def test_every_declared_feature_has_a_test() -> None:
     assert OFF.keys() == {"embeddings"}
 
 
-@pytest.mark.parametrize("method", ["text", "draft"])
-@pytest.mark.parametrize("feature", ASKED)
+@pytest.mark.parametrize(
+    ("feature", "method"),
+    [
+        *((feature, "text") for feature in ASKED),
+        *((feature, "draft") for feature in [*ASKED][::3]),
+        *(pytest.param(name, "draft", marks=pytest.mark.soak) for n, name in enumerate(ASKED) if n % 3),
+    ],
+)
 def test_a_feature_composes(
     feature: str, method: str, llama: Path, draft: Path, prompts: list[tuple[int, ...]]
 ) -> None:

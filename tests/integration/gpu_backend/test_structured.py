@@ -152,8 +152,13 @@ def test_only_its_own_request_waits_for_a_grammar(llama: Path) -> None:
     assert [answers["kept", i].finish_reason for i in (0, 1)] == [FinishReason.STOP] * 2
 
 
-@pytest.mark.parametrize("overlaps", [False, True])
-@pytest.mark.parametrize("fails_at", ["hidden_states", "logits"])
+@pytest.mark.parametrize(
+    ("overlaps", "fails_at"),
+    [
+        *((False, "logits"), (True, "hidden_states")),
+        *(pytest.param(*rest, marks=pytest.mark.soak) for rest in ((False, "hidden_states"), (True, "logits"))),
+    ],
+)
 def test_a_step_that_fails_while_its_masks_are_made_costs_its_own_replies_alone(
     llama: Path, overlaps: bool, fails_at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

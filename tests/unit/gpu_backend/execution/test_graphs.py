@@ -109,8 +109,10 @@ def test_decodes_are_measured_as_they_are_replayed(qwen: Path, monkeypatch: pyte
     assert [is_replayed for plan, is_replayed in measured] == [is_decode(plan) for plan, _ in measured]
 
 
-@pytest.mark.parametrize("overlaps", [False, True])
-@pytest.mark.parametrize("num_kv_blocks", [200, 20])
+@pytest.mark.parametrize(
+    ("overlaps", "num_kv_blocks"),
+    [(False, 200), (True, 20), *(pytest.param(*rest, marks=pytest.mark.soak) for rest in ((False, 20), (True, 200)))],
+)
 def test_replayed_replies_equal_computed_ones(qwen: Path, overlaps: bool, num_kv_blocks: int) -> None:
     """Greedy, sampled, filtered and scored, crowded, preempted, with leftovers of others in every block.
 

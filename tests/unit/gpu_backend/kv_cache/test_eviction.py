@@ -72,12 +72,12 @@ def conversations() -> list[tuple[bytes, ...]]:
 @pytest.mark.parametrize(
     ("num_blocks", "least"),
     [
-        (1000, 0.98),
+        pytest.param(1000, 0.98, marks=pytest.mark.soak),
         (1700, 1.7),
         pytest.param(3500, 0.98, marks=pytest.mark.soak),
         (7000, 0.98),
         pytest.param(10000, 0.98, marks=pytest.mark.soak),
-        (30000, 0.98),
+        pytest.param(30000, 0.98, marks=pytest.mark.soak),
     ],
 )
 def test_conversations_are_found_more_often_than_with_lru(

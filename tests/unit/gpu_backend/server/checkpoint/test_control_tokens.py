@@ -99,7 +99,7 @@ def control_of(tokens: tuple[int, ...]) -> list[int]:
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @given(say=st.lists(hostile, min_size=15, max_size=15))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_no_control_token_comes_out_of_what_callers_say(template: str, say: list[str]) -> None:
     """The control tokens of a conversation are its template's, whatever stands in any of its places."""
     assert control_of(encoded(template, say)) == control_of(encoded(template, ["x"] * 15))
@@ -107,7 +107,7 @@ def test_no_control_token_comes_out_of_what_callers_say(template: str, say: list
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @given(say=st.lists(hostile, min_size=15, max_size=15))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_every_word_reaches_the_model(template: str, say: list[str]) -> None:
     """Guarded or not, the tokens spell the text that the template wrote."""
     say = [text.replace(MARK, "") for text in say]
@@ -118,7 +118,7 @@ def test_every_word_reaches_the_model(template: str, say: list[str]) -> None:
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @given(say=st.lists(harmless, min_size=15, max_size=15))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_ordinary_words_have_their_ordinary_tokens(template: str, say: list[str]) -> None:
     """Without a control token in them no boundary moves."""
     assert encoded(template, say) == encoded(template, say, is_guarded=False)
