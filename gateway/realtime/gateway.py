@@ -77,8 +77,8 @@ class Realtime:
         """Raise what the content policy has against a conversation before it begins."""
         self._moderator.refuse_paused(call)
         policy = self._moderator.policy_for(call)
-        if policy is not None and policy.redacted_groups():
-            words = "The content policy takes personal data out of requests, which cannot be done with what is spoken."
+        if policy is not None and (policy.redacted_groups("input") or policy.redacted_groups("output")):
+            words = "The content policy takes personal data out of texts, which cannot be done with what is spoken."
             raise UnsupportedParameter(words, param="model")
 
     async def _judge(self, call: Call, event: ClientEvent) -> None:
