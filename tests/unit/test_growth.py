@@ -33,7 +33,7 @@ from gateway.dialects.messages_writer import MessagesWriter
 from gateway.dialects.parts.recordings import seconds_of
 from gateway.dialects.responses_writer import ResponsesWriter
 from gateway.moderation.output_watch import OutputWatch
-from gateway.moderation.rules.rules import RULES, holds_phrase, places_by_rules
+from gateway.moderation.rules.rules import RULES, end_of_open, holds_phrase, places_by_rules
 from gateway.moderation.text_reader import OVERLAP
 from gateway.shadow import judging
 from gateway.upstreams.anthropic import request as anthropic_request
@@ -150,6 +150,9 @@ ARRANGED: dict[str, Callable[[Any], object]] = {
     "gateway.upstreams.wire.unsayable.without_items": lambda request: without_items(request, RESPONSE),
     "gateway.upstreams.wire.short_ids.short_id": lambda text: short_id(text, 64),
     "gateway.upstreams.wire.short_ids.names_given": lambda request: names_given(request, str.lower),
+    "gateway.moderation.rules.rules.end_of_open": lambda text: [
+        end_of_open(name, text, is_over=False) for name in ("private_key", "aws_key")
+    ],
     "gateway.moderation.rules.rules.holds_phrase": lambda text: holds_phrase(text, ["aaaaaaab", "gur gur"]),
     "gateway.moderation.rules.rules.places_by_rules": lambda text: places_by_rules(
         text, frozenset(rule.group for rule in RULES)
