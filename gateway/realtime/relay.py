@@ -33,6 +33,7 @@ from protocol.errors import BadRequest, ServiceError
 from protocol.serving.off_loop import off_loop
 
 LONGEST = 3600.0  # seconds that a conversation may last, as OpenAI has it
+HELD_FOR = 300.0  # seconds that a hold may stand ahead: then the key, its team, limits and day are looked at anew
 NORMAL, POLICY, BROKEN, RESTART, LATER = 1000, 1008, 1011, 1012, 1013  # why a connection is closed
 
 log = structlog.get_logger()
@@ -107,14 +108,14 @@ class Relay:
         """Carry messages until either side ends it, or the gateway does."""
         self._client = client
         ending = Ending(RESTART, "The gateway is closing.", outcome="broken_off")
-        both = [asyncio.ensure_future(one) for one in (self._from_upstream(), self._from_client())]
+        tasks = [asyncio.ensure_future(one) for one in (self._from_upstream(), self._from_client(), self._held_anew())]
         try:
-            done, _ = await asyncio.wait([*both, self._ends], timeout=LONGEST, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([*tasks, self._ends], timeout=LONGEST, return_when=asyncio.FIRST_COMPLETED)
             ending = self._ending_of(done)
         finally:
-            for task in both:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             self.close(ending)
             if ending.error is not None:
                 await self._tell(ending.error)
@@ -138,6 +139,7 @@ class Relay:
 
     async def _from_client(self) -> Ending:
         while True:
+            message = None
             try:
                 message = await self._client.receive()
                 if message is None:
@@ -222,6 +224,14 @@ class Relay:
             if not self._is_draining:
                 await self._turns.hold_ahead()
         self._look()
+
+    async def _held_anew(self) -> Ending:
+        """See to it that no hold stands ahead for long. Raises what refuses another."""
+        while True:
+            await asyncio.sleep(HELD_FOR)
+            async with self._money:
+                if not self._is_draining:
+                    await self._turns.hold_anew()
 
     def _closed_by_upstream(self, closed: SocketClosed) -> Ending:
         if closed.code == NORMAL and not self._turns.are_busy:

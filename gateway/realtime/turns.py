@@ -75,6 +75,13 @@ class Turns:
         if self.ahead is None:
             self.ahead = await self._hold()
 
+    async def hold_anew(self) -> None:
+        """Hold the next response for its caller as that is now. Raises what refuses it."""
+        if self.ahead is not None:
+            self.settle(self.ahead)
+            self.ahead = None
+            await self.hold_ahead()
+
     async def ask(self, event_id: str, *, is_apart: bool) -> None:
         """Note that a response is about to be asked for. One that stands apart from the conversation has a hold of its
         own: the upstream may begin another meanwhile. Raises what refuses it."""

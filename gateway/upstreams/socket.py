@@ -174,7 +174,8 @@ class UpstreamSocket(asyncio.Protocol):
             case Opcode.BINARY:
                 self.close(CloseCode.UNSUPPORTED_DATA, "Messages are text.")
             case Opcode.CLOSE:
-                self._finish(SocketClosed(self._protocol.close_code, self._protocol.close_reason or ""))
+                told = self._protocol.close_rcvd
+                self._finish(SocketClosed(None, "") if told is None else SocketClosed(told.code, told.reason))
 
     def _ping(self) -> None:
         if self._end is not None:

@@ -18,6 +18,7 @@ from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
 from gateway.accounts.schemas import LimitsInput, SafetyInput
+from gateway.realtime import relay
 from tests.support.audits import lasting_differences
 from tests.support.house import House, make_team
 from tests.support.scripted_realtime import SECOND, SPEECH, VOICE, Answer, ScriptedRealtime
@@ -341,6 +342,23 @@ def test_a_revoked_key_ends_its_conversation(house: House) -> None:
     assert (error.code, end) == ("invalid_api_key", (1008, "invalid_api_key"))
 
 
+def test_a_conversation_that_waits_is_looked_at_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its hold does not stand for ever: one whose team was suspended meanwhile ends."""
+    monkeypatch.setattr(relay, "HELD_FOR", 0.05)
+    key = asyncio.run(make_team(house.settings, "team_idle_voice"))
+    with (
+        OpenAI(base_url=house.url + "/v1", api_key=key) as client,
+        client.realtime.connect(model="talker") as talk,
+        house.client(house.admin_key) as admin,
+    ):
+        heard(talk, "session.created")
+        admin.patch("/admin/teams/team_idle_voice", json={"suspended": True}).raise_for_status()
+        error = heard(talk, "error")[-1].error
+        end = closing(talk)
+
+    assert (error.code, end) == ("team_suspended", (1008, "team_suspended"))
+
+
 @pytest.mark.parametrize("is_heard", [True, False])
 def test_a_provider_that_breaks_off_is_told_of(
     house: House,
@@ -365,6 +383,13 @@ def test_a_provider_that_breaks_off_is_told_of(
         assert (row["status"], cost(row)) == ("interrupted", Decimal("0.002928"))
     else:
         assert (row["status"], cost(row)) == ("failed", 0)
+
+
+def test_a_provider_that_ends_it_is_heard(talk: RealtimeConnection) -> None:
+    """With its own code and reason, where no response runs."""
+    talk.conversation.item.delete(item_id="item_1")
+
+    assert closing(talk) == (1000, "It is over.")
 
 
 def test_a_client_that_leaves_owes_what_was_made(

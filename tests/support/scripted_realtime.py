@@ -139,6 +139,8 @@ class _Talk:
                     self._respond({})
                 case "response.create":
                     self._respond(event)
+                case "conversation.item.delete":  # here it ends the conversation
+                    self._socket.close(1000, "It is over.")
                 case "response.cancel" if self._waiting is not None:
                     self._end(self._waiting, "cancelled", WORDS)
 
