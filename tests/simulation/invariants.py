@@ -75,16 +75,16 @@ def check_statement(model: SqlModel, verb: str) -> None:
         row = model.owners.get(owner)
         if row is not None and row.ended_at is not None and after.granted != after.returned + after.spent:
             raise Broken(6, f"{verb} left room with {key}, which has ended: {after}")
-    for key in drawn.keys() | balances.keys():
-        before_row, after_row = balances.get(key, model.balances.get(key)), model.balances.get(key)
+    for balance in drawn.keys() | balances.keys():
+        before_row, after_row = balances.get(balance, model.balances.get(balance)), model.balances.get(balance)
         if after_row is None:
-            raise Broken(1, f"{verb} drew on {key}, which is not there")
+            raise Broken(1, f"{verb} drew on {balance}, which is not there")
         was = before_row.drawn if before_row is not None else 0
-        if after_row.drawn - was != drawn.get(key, 0):
-            raise Broken(1, f"{verb} moved {key} by {after_row.drawn - was}, its leases by {drawn.get(key, 0)}")
+        if after_row.drawn - was != drawn.get(balance, 0):
+            raise Broken(1, f"{verb} moved {balance} by {after_row.drawn - was}, its leases by {drawn.get(balance, 0)}")
         passes = after_row.cap is not None and after_row.drawn + after_row.corrected > after_row.cap
         if verb == "take" and after_row.drawn > was and passes:
-            raise Broken(1, f"a grant passed the cap of {key}: {after_row}")
+            raise Broken(1, f"a grant passed the cap of {balance}: {after_row}")
 
 
 def check_grant(model: SqlModel, owner: str, needs: list[Need], amounts: list[int], day: str, share: float) -> None:

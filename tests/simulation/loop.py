@@ -34,13 +34,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Return seconds since the beginning."""
         return self.elapsed
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         """Call it in the next turn, unless its process is dead by then."""
         handle = _Handle(callback, args, self, context)
         self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Call it then, unless its process is dead by then."""
@@ -57,7 +59,7 @@ class _Handle(asyncio.Handle):
     """A callback that knows whose it is."""
 
     def _run(self) -> None:
-        life = self._context.get(LIFE)
+        life = self._context.get(LIFE)  # type: ignore[attr-defined]
         if life is None or not (life.is_over or life.is_frozen):
             super()._run()
         elif life.is_frozen and not life.is_over:

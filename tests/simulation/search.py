@@ -142,8 +142,8 @@ class Search:
                 if owner.is_alive and not owner.is_ended and at in PLACES[number] and call.owner in (-1, at):
                     yield f"ask {number} at {OWNERS[at]}", self._ask(state, number, at)
         elif call.state == ASKING and state.faults:
-            after = replace(call, state=NEW if call.asked < ASKS else OVER)
-            yield f"give up {number}", _fault(_with_call(state, number, after))
+            left = replace(call, state=NEW if call.asked < ASKS else OVER)
+            yield f"give up {number}", _fault(_with_call(state, number, left))
         elif call.state == HELD:
             cost = CALLS[number][1]
             leases, owner = self._leases(state, call.owner), state.owners[call.owner]
@@ -221,9 +221,9 @@ class Search:
             after = _with_owner(state, at, replace(state.owners[at], rooms=_rooms_in(leases, state.owners[at])))
             return _with_call(after, number, replace(call, state=HELD))
         needs = next(leases.callers.asks([Waiting(request, None, 0.0)]))  # type: ignore[arg-type]
-        needs = tuple(replace(need, want=need.need + WANT) for need in needs if need.unit == NANOUSD)
+        wanted = tuple(replace(need, want=need.need + WANT) for need in needs if need.unit == NANOUSD)
         after = _with_call(state, number, replace(call, state=ASKING, asked=call.asked + 1))
-        return _sent(after, ("take", at, number, needs))
+        return _sent(after, ("take", at, number, wanted))
 
     def _crash(self, state: State, at: int, owner: Owner) -> State:
         after = _with_owner(state, at, replace(owner, is_alive=False, rooms=Owner().rooms))
@@ -296,7 +296,7 @@ class Search:
         model = self.model
         tables = model.owners, model.balances, model.leases, model.limits, model.rows
         model._undo.clear()
-        return tuple(map(dict, tables))
+        return tuple(dict(table) for table in tables)
 
     def _leases(self, state: State, at: int) -> Leases:
         leases = Leases(None, SetClock(), OWNERS[at], share=0.5)  # type: ignore[arg-type]

@@ -149,10 +149,10 @@ class SqlModel:
             self._draw(((need.scope, need.unit, day), amount) for need, amount in zip(ask, amounts, strict=True))
         holds: dict[Key, int] = {}
         for need in needs:
-            for key in self.keys_of(need.scope, need.unit, day):
-                holds[key] = max(holds.get(key, 0), need.hold)
-        for key, hold in holds.items():
-            self._note_tightness(key, hold, share, moment)
+            for balance in self.keys_of(need.scope, need.unit, day):
+                holds[balance] = max(holds.get(balance, 0), need.hold)
+        for balance, hold in holds.items():
+            self._note_tightness(balance, hold, share, moment)
         return self._answer(owner, day, scopes, beat, moment, with_sums=was_refused)
 
     def give_back(self, owner: str, returns: Sequence[Told], moment: float) -> int | None:

@@ -20,10 +20,11 @@ def test_the_invariants_hold_whatever_befalls(seed: int) -> None:
     assert len(world.model.rows) > 100
 
 
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 30), marks=pytest.mark.soak)], ids=["some", "many"])
 @pytest.mark.parametrize("plan", FEW, ids=["limits", "all faults"])
-def test_idle_room_comes_back_where_little_is_asked(plan: Plan) -> None:
+def test_idle_room_comes_back_where_little_is_asked(plan: Plan, seeds: range) -> None:
     """Room that is drawn and unused beside a tight balance goes back in its time, whatever befalls and is lost."""
-    for seed in range(6):
+    for seed in seeds:
         world = World(seed)
 
         world.play(story(world, plan))

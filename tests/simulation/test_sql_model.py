@@ -237,7 +237,9 @@ class Pair:
         return self.model.end(owner, self.clock.now()), await self.postgres.end(owner)
 
     async def _begin(self, owner: str) -> Any:
-        return self.model.begin(owner, "v", self.clock.now()), await self.postgres.begin(owner, "v")
+        self.model.begin(owner, "v", self.clock.now())
+        await self.postgres.begin(owner, "v")
+        return None, None
 
     async def _close(self, _: str) -> Any:
         day = day_text(TODAY - 1)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +224,7 @@ class World:
         if held is not None:
             for pair in held.rooms:
                 for room in pair:
-                    self._guard(lambda room=room: invariants.check_room(process, room))
+                    self._guard(partial(invariants.check_room, process, room))
 
     def waited(self, process: Process, request: HoldRequest, refused: RefusedHold | None, since: float) -> None:
         """(7): A caller has waited for room, perhaps in vain."""
