@@ -176,7 +176,7 @@ def make_team(url: str, team: str) -> str:
 
 def _post(url: str, body: Mapping[str, object]) -> dict[str, object]:
     headers = {"authorization": f"Bearer {ADMIN_KEY}", "content-type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=30) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=300) as answer:
         made: dict[str, object] = json.load(answer)
         return made
 
@@ -229,7 +229,7 @@ def _pin(pid: int, core: int) -> None:
                 os.sched_setaffinity(int(thread.name), {core})
 
 
-def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path, timeout: float = 120.0) -> None:
+def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path, timeout: float = 600.0) -> None:
     deadline = time.monotonic() + timeout
     while not any(
         connection.laddr.port == port

@@ -23,6 +23,7 @@ COMMANDS = {
     "first_token": ("--quick",),
     "streams": ("--quick",),
     "gateway": ("--quick", "--only", "a lone caller"),
+    "instructions": ("--calls", "40"),
 }
 
 Runs = dict[str, Future[subprocess.CompletedProcess[str]]]
@@ -53,8 +54,10 @@ def runs(tables_before: dict[str, int]) -> Iterator[Runs]:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_benchmark_runs_in_its_smallest_size(runs: Runs, name: str) -> None:
-    """It ends well and prints what it measured."""
+    """It ends well, below its ceilings where it has any, and prints what it measured."""
     done = runs[name].result()
+    if done.stdout.startswith("SKIPPED"):
+        pytest.skip(done.stdout)
 
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert len(done.stdout.splitlines()) > 3
