@@ -48,9 +48,11 @@ class EventReader:
         if CR in piece:
             self._ended_in_cr = piece.endswith(b"\r")
             piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        events: list[ServerEvent] = []
+        if not (self._line or self._data or self._name):
+            piece = self._read_usual(piece, events)
         lines = piece.split(b"\n")
         rest = lines.pop()
-        events: list[ServerEvent] = []
         if lines:
             if self._line:
                 self._line.append(lines[0])
@@ -72,6 +74,15 @@ class EventReader:
             return b""
         self._start = None
         return start.removeprefix(BYTE_ORDER_MARK)
+
+    def _read_usual(self, piece: bytes, events: list[ServerEvent]) -> bytes:
+        """Read the events that are one line of data each, as nearly all are; return all from the first other one on."""
+        *blocks, rest = piece.split(b"\n\n")
+        for place, block in enumerate(blocks):
+            if not block.startswith(b"data: ") or b"\n" in block:
+                return b"\n\n".join((*blocks[place:], rest))
+            events.append(ServerEvent(b"", block[6:]))
+        return rest
 
     def _read_lines(self, lines: list[bytes], events: list[ServerEvent]) -> None:
         for line in lines:

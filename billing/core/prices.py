@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
@@ -175,12 +175,12 @@ def _tokens_of(usage: Usage, rates: Rates) -> Iterator[tuple[str, int, NanoDolla
     yield "reasoning", reasoning, rates.output if rates.reasoning is None else rates.reasoning
 
 
-def _units_of(usage: Usage, price: Price) -> Iterator[tuple[int, NanoDollars, str]]:
-    """Yield what is priced by the piece: how many, at what, and which."""
-    if any(counts := PIECES_OF(usage)):
-        for (_, kind), count in zip(UNIT_PRICES, counts, strict=True):
-            if count > 0 and (rate := getattr(price, kind)):
-                yield count, rate, kind
+def _units_of(usage: Usage, price: Price) -> Sequence[tuple[int, NanoDollars, str]]:
+    """Return what is priced by the piece: how many, at what, and which."""
+    if not any(counts := PIECES_OF(usage)):
+        return ()  # nearly always
+    counted = zip(UNIT_PRICES, counts, strict=True)
+    return [(count, rate, kind) for (_, kind), count in counted if count > 0 and (rate := getattr(price, kind))]
 
 
 def most_cost(most: Usage, price: Price, *, batch: bool = False, at: float | None = None) -> NanoDollars:

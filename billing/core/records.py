@@ -150,7 +150,8 @@ def bounded_usage(usage: Usage) -> Usage:
 
 def units_of(usage: Usage) -> dict[str, int] | None:
     """Return what is priced in ``usage`` beside tokens, as a record has it."""
-    return {name: count for name, count in zip(UNITS, UNITS_OF(usage), strict=True) if count} or None
+    counts = UNITS_OF(usage)
+    return {name: count for name, count in zip(UNITS, counts, strict=True) if count} if any(counts) else None
 
 
 def usage_of(record: UsageRecord) -> Usage:

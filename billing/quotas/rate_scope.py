@@ -48,8 +48,8 @@ class RateScope:
         self.requests = self.tokens = 0
         self.until = 0.0
 
-    def cell_of(self, bucket: int) -> list[int]:
-        """Return what has changed in a bucket, and is yet to be told."""
+    def change(self, bucket: int, requests: int, tokens: int, held: int) -> None:
+        """Note what is to be told of a bucket."""
         self.touched.add(self)
         cell = self.untold.get(bucket)
         if cell is None:
@@ -57,11 +57,6 @@ class RateScope:
                 for old in [at for at in self.untold if at < bucket - WINDOW - 1]:
                     del self.untold[old]
             cell = self.untold[bucket] = [0, 0, 0]
-        return cell
-
-    def change(self, bucket: int, requests: int, tokens: int, held: int) -> None:
-        """Note what is to be told of a bucket."""
-        cell = self.cell_of(bucket)
         cell[0] += requests
         cell[1] += tokens
         cell[2] += held

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from billing.core.holds import Hold, RefusedHold
 
@@ -34,6 +35,7 @@ def anthropic_limit_headers(held: Hold | RefusedHold, now: float) -> dict[str, s
     return headers
 
 
+@lru_cache  # nearly all are none, or a minute
 def go_duration(seconds: float) -> str:
     """Return seconds as Go writes a duration, the way OpenAI's headers do: ``12ms``, ``1s``, ``6m0s``."""
     if seconds <= 0:

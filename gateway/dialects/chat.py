@@ -141,7 +141,9 @@ class ChatWriter(ChunkWriter):
 
     def _choice(self, delta: Delta) -> bytes:
         """Return a chunk's choices; nothing for a delta that says nothing to a client."""
-        if delta.text and delta.index in self._begun and delta == Delta(delta.index, delta.text):  # as nearly all are
+        is_words = not (delta.refusal or delta.reasoning or delta.signature or delta.redacted or delta.tool_calls)
+        is_going_on = delta.finish_reason is None and delta.logprobs is None and delta.index in self._begun
+        if delta.text and is_words and is_going_on:  # as nearly all are
             words = msgspec.json.encode(delta.text)
             return b'[{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}]' % (delta.index, words)
         piece = _DeltaOut(

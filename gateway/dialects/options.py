@@ -33,7 +33,7 @@ NAMES = frozenset((*OPTIONS, *HEADERS.values()))
 class Options(Struct, frozen=True, kw_only=True):
     """What a caller may say beyond OpenAI's fields, in headers or body."""
 
-    tier: Literal["interactive", "batch"] = "interactive"
+    tier: Tier = Tier.INTERACTIVE
     team_id: str | None = None
     priority: Literal["low", "normal", "high"] = "normal"
     quality: float | None = None

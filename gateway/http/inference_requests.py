@@ -12,7 +12,6 @@ from gateway.http.exchange import AnyRequest, caller_of, part_of, read_body
 from gateway.inference.recalibrations import Recalibrations
 from gateway.stored_responses.local_turns import CONNECTION_TURNS, ConnectionTurns
 from gateway.stored_responses.memory import ResponseMemory
-from router.catalog.targets import Tier
 
 
 async def read_call(request: AnyRequest, endpoint: ApiEndpoint) -> Call:
@@ -57,7 +56,7 @@ def call_of(
         request=asked.request,
         native=endpoint.with_headers(asked.native, request.headers),
         shown=asked.shown,
-        routing=routing_options(part_of(request, Recalibrations), caller, options, Tier(options.tier), extensions),
+        routing=routing_options(part_of(request, Recalibrations), caller, options, options.tier, extensions),
         priority=options.priority,
         extra=asked.extra,
         understood=extensions.understood,

@@ -138,7 +138,8 @@ class Inference(Struct, eq=False):
             call, account = await self.admission.admit(call, turn.route)
         else:
             account = await self.admission.admit_free(call)
-        context = self.dispatcher.begin(call, turn.route, AttemptLog(turn.waited, call.without_room.values()))
+        log = AttemptLog(turn.waited, call.without_room.values())
+        context = self.dispatcher.begin(call, turn.route, log, account.prompt)
 
         def send() -> Awaitable[Answering]:
             if kept is not None:

@@ -31,6 +31,7 @@ from protocol.media.audio import SpeechRequest
 from protocol.serving.off_loop import off_loop
 from router.catalog.targets import Route, Target
 from router.prompt_size.bounds import with_output_limit
+from router.prompt_size.prompt_bounds import PromptBound
 
 # What a response asks for, and a chat cannot.
 SAID_IN_RESPONSES = (
@@ -98,6 +99,7 @@ class AttemptContext(Struct, frozen=True, eq=False):
     deadline: Deadline
     budget: RetryBudget
     resume: Resume | None = None
+    prompt: PromptBound | None = None
 
 
 def asking_of(
@@ -114,8 +116,9 @@ def asking_of(
     it is asked with in place of a key."""
     call, extra = context.call, _allowed_extra(context.call, provider)
     request, refused = without_fields(with_output_limit(call.request, limit), provider.drop_fields)
-    unknown = [name for name in call.extra if name not in extra and name not in call.understood]  # and not honoured
-    left_out = (*unknown, *refused, *call.unread)
+    left_out = (*refused, *call.unread)
+    if call.extra:  # and what of it is not honoured
+        left_out = (*[name for name in call.extra if name not in extra and name not in call.understood], *left_out)
     response = call.shown if provider.responses and quirks.responses else None
     if response is not None:
         left_out = tuple(name for name in left_out if name not in SAID_IN_RESPONSES)

@@ -45,7 +45,7 @@ from protocol.errors import ServiceError
 from protocol.serving.off_loop import off_loop
 from router.catalog.targets import HEALTHY, Route, Target, TargetHealth, Tier
 from router.prompt_size.bounds import output_limit, requests_made
-from router.prompt_size.prompt_bounds import USUAL_TOKEN_BYTES
+from router.prompt_size.prompt_bounds import USUAL_TOKEN_BYTES, PromptBound
 from router.prompt_size.prompt_lengths import prompt_characters
 
 # What is told of a key that a team brought.
@@ -69,10 +69,11 @@ class Dispatcher(Struct, eq=False):
     _first_tokens: FirstTokens
     _clock: Clock
 
-    def begin(self, call: Call, route: Route, log: AttemptLog) -> AttemptContext:
-        """Return what the attempts of a call share."""
+    def begin(self, call: Call, route: Route, log: AttemptLog, prompt: PromptBound | None = None) -> AttemptContext:
+        """Return what the attempts of a call share. ``prompt``: what its hold covers of it."""
         first = self._providers.settings(route.targets[0].model.provider)
-        return AttemptContext(call, route, log, Deadline(call.started + first.timeouts.total), self._budgets.of(first))
+        deadline = Deadline(call.started + first.timeouts.total)
+        return AttemptContext(call, route, log, deadline, self._budgets.of(first), prompt=prompt)
 
     def go_on(
         self, context: AttemptContext, route: Route, provider: ProviderSettings, resume: Resume
@@ -210,7 +211,7 @@ class Dispatcher(Struct, eq=False):
         provider = self._providers.settings(target.model.provider)
         streams = streams_from(call, provider)
         # What its hold covers: a spare may be smaller than the model asked.
-        limit = await off_loop(call.size, lambda: output_limit(call.request, target.model))
+        limit = output_limit(call.request, target.model, context.prompt)
         token = await self._providers.token_for(target, self._client, self._clock.monotonic())
         now = self._clock.monotonic()
         asking = asking_of(context, target, provider, permit.api_key, quirks, limit, now, token)

@@ -206,7 +206,7 @@ class Reply:
                     if event.finish_reason is not None:
                         self._finished.add(event.index)
                     try:
-                        passed = self._through_hooks(event)
+                        passed = self._through_hooks(event) if self._delta_hooks else (event,)
                     except ContentPolicyViolation as exc:
                         self._finished.discard(event.index)
                         held += self._withhold(exc)

@@ -72,7 +72,8 @@ def output_tokens_most(request: Request, model: ModelSpec, prompt: PromptBound |
         limit = model.context if isinstance(request, ChatRequest) else model.max_output
     room = model.context
     # The prompt takes from the room, where that can matter and where it is the only one.
-    if limit > room - prompt_characters(request) and number_of_prompts(request) == 1:
+    size = prompt_characters(request) if prompt is None else prompt.size  # neither is less than its tokens
+    if limit > room - size and number_of_prompts(request) == 1:
         room -= prompt_tokens_least(request, enough=model.context)
     most = limit if limit < room else room
     return most * replies_asked(request) if most > 0 else 0

@@ -14,16 +14,12 @@ from protocol.usage import Usage
 
 LONGEST_ID = 200  # characters of what tells replies apart
 MOST_SECONDS = 1e6  # of device time in one call
+_REASONS = {reason.value: reason for reason in FinishReason} | {"function_call": FinishReason.TOOL_CALLS}
 
 
 def read_finish_reason(word: str) -> FinishReason:
     """Return the reason that an upstream's word means; older words and strangers count as a plain stop."""
-    if word == "function_call":
-        return FinishReason.TOOL_CALLS
-    try:
-        return FinishReason(word)
-    except ValueError:
-        return FinishReason.STOP
+    return _REASONS.get(word, FinishReason.STOP)
 
 
 def told_usage(said: Raw) -> Usage | None:

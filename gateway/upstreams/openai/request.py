@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
+from operator import attrgetter
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -39,6 +40,7 @@ MOST_DEADLINE = 2**31 - 1  # milliseconds that our own engine takes for one
 NEWER_LIMIT_SINCE = "2024-09-01"  # versions of Azure's API before this one refuse ``max_completion_tokens``, in words
 JSON_HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 SomeRequest = TypeVar("SomeRequest", bound=Request)
+OF_TOOLS, NOT_SAID = attrgetter("tools", "tool_choice", "parallel_tool_calls"), (None, None, None)
 LONGEST_ID = 64  # characters of each of these
 NAMED = ("user", "safety_identifier", "prompt_cache_key")
 PATHS: dict[type, str] = {
@@ -55,20 +57,22 @@ PATHS: dict[type, str] = {
 
 def write_request(asking: Asking) -> UpstreamRequest:
     """Return the request, the model under its upstream name. Raises UpstreamUnable for tools of Claude's own."""
-    request, dropped = replace(asking.request, model=asking.target.model.upstream_model), [*asking.left_out]
+    request, model, dropped = asking.request, asking.target.model.upstream_model, [*asking.left_out]
     path = PATHS[type(request)]
     if isinstance(request, Generation):  # first, being nearly all
         options = StreamOptions(include_usage=True) if asking.streams and asking.quirks.stream_options else None
-        request = replace(request, stream=asking.streams or None, stream_options=options)
+        request = replace(request, model=model, stream=asking.streams or None, stream_options=options)
     elif isinstance(request, TranscriptionRequest):
-        return _form(request, asking, path)
+        return _form(replace(request, model=model), asking, path)
     elif isinstance(request, RerankRequest):  # texts by their places are ours to tell
-        request = replace(request, documents=tuple(request.texts), return_documents=None, user=None)
+        request = replace(request, model=model, documents=tuple(request.texts), return_documents=None, user=None)
     elif isinstance(request, SpeechRequest):  # what is priced by tokens is counted in events alone
         is_counted = asking.target.model.price.character is None
-        request = replace(request, stream_format="sse" if is_counted else None, user=None)
-    elif isinstance(request, ImageRequest):
-        _refuse_unpriced(request, asking)
+        request = replace(request, model=model, stream_format="sse" if is_counted else None, user=None)
+    else:
+        if isinstance(request, ImageRequest):
+            _refuse_unpriced(request, asking)
+        request = replace(request, model=model)
     if isinstance(request, ChatRequest):
         request = _plain_chat(request, asking, dropped)
     if not asking.self_hosted:
@@ -166,13 +170,14 @@ def _plain_chat(request: ChatRequest, asking: Asking, dropped: list[str]) -> Cha
         is_newer = asking.quirks.output_limit == "max_completion_tokens"
         is_newer = is_newer and (asking.api_version is None or asking.api_version >= NEWER_LIMIT_SINCE)
         limits = (None, limit) if is_newer else (limit, None)
-        request = replace(request, max_tokens=limits[0], max_completion_tokens=limits[1])
-    if any(message.thinking_blocks or type(message.content) is tuple for message in request.messages):
+        if (request.max_tokens, request.max_completion_tokens) != limits:
+            request = replace(request, max_tokens=limits[0], max_completion_tokens=limits[1])
+    if [True for message in request.messages if message.thinking_blocks or type(message.content) is tuple]:
         dropped += _marks_in(request.messages)
         request = replace(request, messages=tuple(map(_plain, request.messages)))
     if asking.self_hosted:
         dropped += [name for name in ENGINE_LACKS if getattr(request, name)]
-    if not request.tools:  # what is said of none would be refused
+    if not request.tools and OF_TOOLS(request) != NOT_SAID:  # what is said of none would be refused
         request = replace(request, tools=None, tool_choice=None, parallel_tool_calls=None)
     if (native := asking.native) is not None:
         dropped += leave_out_anthropics(native)
