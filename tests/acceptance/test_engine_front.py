@@ -496,9 +496,9 @@ def test_a_server_ends_with_its_parent_if_asked(model: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--model", "/nowhere"], "config.json"),
         (["--model", "MODEL", "--host", "0.0.0.0"], "TOLLGATE_ENGINE_SECRET"),
-        (["--model", "MODEL", "--block-size", "0"], "block_size"),
+        pytest.param(["--model", "/nowhere"], "config.json", marks=pytest.mark.soak),
+        pytest.param(["--model", "MODEL", "--block-size", "0"], "block_size", marks=pytest.mark.soak),
     ],
 )
 def test_a_server_that_cannot_start_says_why(model: Path, flags: list[str], words: str) -> None:

@@ -36,7 +36,7 @@ TOOLS: list[Any] = [
 ]
 
 
-@pytest.fixture(scope="module", params=TEMPLATES)
+@pytest.fixture(scope="module", params=["hermes", pytest.param("llama", marks=pytest.mark.soak)])
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
     folder = tmp_path_factory.mktemp(request.param)
     write_tiny_model(folder, TinyModel(max_position=1024), with_tokenizer=True)

@@ -27,6 +27,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 MOST_MEMORY = 200e6  # bytes that a batch may add to a process
 
 
+@pytest.mark.soak  # a killed worker is in test_money.py, and in tests/acceptance/test_batches.py
 @pytest.mark.timeout(280)
 def test_a_batch_survives_a_kill(tmp_path: Path) -> None:
     """400 lines, and a worker killed in the middle."""

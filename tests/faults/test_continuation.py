@@ -27,11 +27,7 @@ from tests.support.told import Told, lines_of, rows_of, text_of
 TOKENS = 500  # of a reply: long enough that its replica dies before its end, however far its readers are behind
 ASK = [{"role": "user", "content": "What does a toll gate cost?"}]
 ENDS = {"replica": "reset", "engine": "error_frame", "frozen": "timeout"}  # how the gateway sees who dies
-CASES = [
-    pytest.param(whom, seed, marks=() if seed == 1 and whom == "replica" else pytest.mark.soak)
-    for whom in ENDS
-    for seed in range(1, 21)
-]
+CASES = [(whom, seed) for whom in ENDS for seed in range(1, 21)]
 Question = tuple[str, dict[str, Any]]  # a dialect's path, and a body for it
 
 
@@ -113,6 +109,7 @@ def house(replicas: Replicas, tmp_path_factory: pytest.TempPathFactory, postgres
             yield house
 
 
+@pytest.mark.soak  # single replies are in tests/acceptance/test_continuation.py
 @pytest.mark.parametrize(("whom", "seed"), CASES)
 def test_a_crowds_replies_go_on_elsewhere(house: House, replicas: Replicas, whom: str, seed: int) -> None:
     """What each reader gets is what it would have got from a replica that lives, and is charged as that."""

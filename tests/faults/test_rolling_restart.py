@@ -77,8 +77,9 @@ class Load:
             return "" if lines[-1] == b"data: [DONE]\n" else f"ended with {lines[-1]!r}"
 
 
+@pytest.mark.soak  # what each gateway does meanwhile is in test_serve_lifecycle.py
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_rolling_restart_loses_no_request(tmp_path: Path, database_url: str, redis_url: str, workers: int) -> None:
     """Each gateway is ended by SIGTERM in mid-load and started again: every answer whole, one row each, books true."""
     with ScriptedUpstream() as upstream:

@@ -87,6 +87,7 @@ def test_conversations_are_found_more_often_than_with_lru(
     assert share_found(conversations, num_blocks) >= least * share_found_by_lru(conversations, num_blocks)
 
 
+@pytest.mark.soak
 def test_host_memory_keeps_conversations_for_longer(conversations: list[tuple[bytes, ...]]) -> None:
     """With four times as many blocks in host memory behind them, 1,700 blocks find 0.19 of all that is asked for."""
     assert share_found(conversations, 1700, num_host_blocks=6800) >= 0.19

@@ -316,7 +316,13 @@ def test_random_weights_have_the_shape_and_start_of_a_model() -> None:
     assert torch.equal(matrix, RandomWeights(CPU, torch.bfloat16, seed=4).get("lm_head.weight", 100, 100))
 
 
-@pytest.mark.parametrize(("dtype", "ranks"), [(torch.float32, 1), (torch.bfloat16, 1), (torch.bfloat16, 2)])
+@pytest.mark.parametrize(
+    ("dtype", "ranks"),
+    [
+        (torch.bfloat16, 2),
+        *(pytest.param(dtype, 1, marks=pytest.mark.soak) for dtype in (torch.float32, torch.bfloat16)),
+    ],
+)
 def test_loading_keeps_no_second_copy_in_memory(
     dtype: torch.dtype, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
