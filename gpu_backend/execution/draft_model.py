@@ -5,12 +5,13 @@
 # A head reads a token and what the model made of the one before: its tokens stand a place before their own. Of drafts
 # the model has made nothing yet; a head reads there what it made itself, and computes those places again afterwards.
 #
-# Each draft is computed from the one before on the device, from graphs where there are any; the host reads them when
-# all are made. Only where a draft depends on what the host knows (grammars, penalties) it looks at each.
+# Each draft is computed from the one before on the device, from graphs where there are any. Where graphs verify them,
+# too, the host never reads them; elsewhere it does when all are made. Only where a draft depends on what the host knows
+# (grammars, penalties) it looks at each.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -69,14 +70,17 @@ class DraftModel:
         placement: Grouping | PagedLayouts,
         graphs: MakeGraphs | None,
         counts: TokenCounts,
+        verifier: DecodeGraphs | None,
     ) -> None:
         """Allocate the cache, with the two blocks more that the model has, and what its decodes are replayed from.
 
-        ``counts`` are of the tokens that penalised steps follow, of any plan before it is to be completed.
+        ``verifier`` has the model's graphs, if it has any. ``counts`` are of the tokens that penalised steps follow, of
+        any plan before it is to be completed.
         """
         self.kv_cache = self.kv.empty(num_blocks + 2)
         self._grouping = placement
         self._counts = counts
+        self._verifier = verifier
         longest = -(-max_model_len // self._block_size)
         self._device_state = DeviceState(self._max_num_seqs, longest, num_blocks, self._device)
         most_known = self._most_lacking - 1
@@ -91,19 +95,33 @@ class DraftModel:
         if not steps:
             return plan
         asking = {step.sequence_id: step for step in plan.sequences}
-        make = self._draft_at_once if all(map(draws_plainly, steps)) else self._draft_one_by_one
-        drafts = make(steps, asking)
-        return replace(plan, sequences=tuple(self._with(step, drafts.get(step.sequence_id)) for step in plan.sequences))
+        if not all(map(draws_plainly, steps)):
+            return self._filled(plan, self._draft_one_by_one(steps, asking))
+        unread = {step.sequence_id: (UNKNOWN,) * asking[step.sequence_id].num_to_draft for step in steps}
+        ahead = self._filled(plan, unread)
+        if self._verifier is None or not self._verifier.draws_all(ahead):
+            passes = [(samplers, to_host(tokens)) for samplers, tokens in self._passes(steps, asking)]
+            return self._filled(plan, self._read(steps, passes))
+        for place, (samplers, tokens) in enumerate(self._passes(steps, asking)):
+            rows = upload([step.row for step in samplers], self._device, torch.long)
+            self._verifier.keep_drafts(place, rows, tokens)
+        return ahead
 
-    def _draft_at_once(self, steps: list[SequenceStep], asking: dict[int, SequenceStep]) -> Drafts:
-        """Launch all passes, each with the last one's tokens from the device state; then read what was drawn."""
-        drafts: Drafts = {step.sequence_id: () for step in steps}
-        passes: list[tuple[tuple[SequenceStep, ...], Tensor]] = []
+    def _passes(
+        self, steps: list[SequenceStep], asking: dict[int, SequenceStep]
+    ) -> Iterator[tuple[tuple[SequenceStep, ...], Tensor]]:
+        """Launch all passes, each with the last one's tokens from the device state, and yield what each draws."""
+        number = 0
         while steps:
             samplers, tokens = self._compute(steps)
-            passes.append((samplers, to_host(tokens)))
-            going_on = [step for step in samplers if len(passes) < asking[step.sequence_id].num_to_draft]
+            yield samplers, tokens
+            number += 1
+            going_on = [step for step in samplers if number < asking[step.sequence_id].num_to_draft]
             steps = [self._after(step, UNKNOWN, asking[step.sequence_id].block_table) for step in going_on]
+
+    def _read(self, steps: list[SequenceStep], passes: list[tuple[tuple[SequenceStep, ...], Tensor]]) -> Drafts:
+        """Wait for the passes; return the drafts of each step up to where its reply would end."""
+        drafts: Drafts = {step.sequence_id: () for step in steps}
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         ended: set[int] = set()
@@ -194,6 +212,9 @@ class DraftModel:
     def _after(self, step: SequenceStep, token: int, block_table: tuple[int, ...]) -> SequenceStep:
         """Return the step that computes the token after a step's."""
         return replace(step, token_ids=(token,), start=step.start + len(step.token_ids), block_table=block_table)
+
+    def _filled(self, plan: StepPlan, drafts: Drafts) -> StepPlan:
+        return replace(plan, sequences=tuple(self._with(step, drafts.get(step.sequence_id)) for step in plan.sequences))
 
     def _with(self, step: SequenceStep, drafts: tuple[int, ...] | None) -> SequenceStep:
         if drafts is None:

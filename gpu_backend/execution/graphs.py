@@ -128,6 +128,14 @@ class DecodeGraphs:
             self._try_capture_penalised(self._wanted)
         return min(large, key=lambda some: (some.places, abs(some.splits - size.splits)), default=None)
 
+    def draws_all(self, plan: StepPlan) -> bool:
+        """Whether a plan's tokens are all drawn here, so that its drafts need be known to the device alone."""
+        return self._ranks is None and self.sizes.of(plan) is not None and all(map(draws_plainly, plan.sequences))
+
+    def keep_drafts(self, place: int, rows: Tensor, tokens: Tensor) -> None:
+        """Keep the drafts of sequences with these rows of the device state, ``place`` places behind the first."""
+        self._device_state.on_device.drafts[:, place].index_copy_(0, rows, tokens)
+
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Compute a step without sequences in each width, so that no stream waits for its kernels to be compiled."""

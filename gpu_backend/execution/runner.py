@@ -155,7 +155,9 @@ class Runner(StepRunner):
         if self._draft_model is not None:
             placement = self._placement.of(self._draft_model.config, self.num_blocks + 1, self.max_model_len)
             graphs = self._draft_graphs if self.graphs is not None else None
-            self._draft_model.make_room(self.num_blocks, self.max_model_len, placement, graphs, self._counts)
+            self._draft_model.make_room(
+                self.num_blocks, self.max_model_len, placement, graphs, self._counts, self.graphs
+            )
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a step from beginning to end."""

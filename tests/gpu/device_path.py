@@ -29,6 +29,7 @@ from gpu_backend.step.sampling_params import SamplingParams
 from tests.gpu.check import Check, Setting, require
 from tests.gpu.simulated_card import Card, simulated_card
 from tests.support.engine import answer_all, draft_from, expect_short_replies, scripted_drafts
+from tests.support.tiny_heads import write_calm_model, write_eagle_head, write_mtp_model
 from tests.support.tiny_lora import TinyAdapter, write_adapter
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
@@ -108,6 +109,18 @@ def drafts_ahead(setting: Setting) -> str:
     counters, launched = loop.load().counters, card.launches["propose_drafts_kernel"]
     require(counters["accepted_tokens"] > 4 and card.replays + launched > 4, f"{counters}, {card.launches}")
     return f"{counters['accepted_tokens']:.0f} drafts held, {loop._meter.steps} steps, {card.replays} replays"
+
+
+def draft_models(setting: Setting) -> str:
+    """A draft model and heads draft, and are verified, without a wait between; features lie in the cache's layers."""
+    held, launched = [], 0
+    for method in ("draft", "eagle3", "mtp"):
+        settings = {"speculative_method": method, "num_speculative_tokens": 2, "block_size": 4}
+        card, loop = _compare(setting, [_ask(1, 6, temperature=1.5)], **settings)
+        held.append(loop.load().counters["accepted_tokens"])
+        launched += card.replays + card.launches["accept_kernel"]
+    require(sum(held) > 2 and launched > 5, f"{held} drafts held, {launched} drawings of decodes")
+    return f"{held} drafts held, {launched} drawings of decodes"
 
 
 def few_bits(setting: Setting) -> str:
@@ -194,16 +207,17 @@ def _compare(
     """
     with tempfile.TemporaryDirectory() as name:
         folder = _model(setting, Path(name), shape)
+        settings |= _draft_model(setting, folder, settings.get("speculative_method"))
         said = answer_all(_engine("cpu", folder, limits, **settings), commands)
         with simulated_card() as card, patch.object(EngineLoop, "_survive", _raise):
             loop = _engine("cuda", folder, limits, **settings)
             if draft:
                 draft_from(loop, {key: answer.token_ids for key, answer in said.items()}, 0.7)
+            elif loop.scheduler.speculator is not None and ahead is None:
+                loop.scheduler.speculator.economics.is_forced = True
             expect_short_replies(loop)
             propose = ops.propose_drafts
             if ahead is not None:
-                assert loop.scheduler.speculator is not None
-                loop.scheduler.speculator.is_forced = True
                 tokens = {key: answer.token_ids for key, answer in said.items()}
                 propose = scripted_drafts(commands, tokens, ahead, torch.device("cuda", 0))
             with patch.object(graphs, "propose", propose):
@@ -233,6 +247,21 @@ def _model(setting: Setting, folder: Path, shape: TinyModel | None = None) -> Pa
     return write_tiny_model(folder / "model", shape or plain)
 
 
+def _draft_model(setting: Setting, folder: Path, method: str | None) -> dict[str, str]:
+    """Write what drafts, if anything does; return the setting that names it."""
+    shape = TinyModel(num_layers=3, num_kv_heads=4, intermediate_size=128, seed=setting.dice.getrandbits(31))
+    if method == "draft":
+        return {"speculative_model": str(folder)}
+    if method == "eagle3":
+        write_calm_model(folder, shape)
+        return {"speculative_model": str(write_eagle_head(folder / "head", shape, agrees=True))}
+    if method == "mtp":
+        sizes = {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_rope_head_dim": 16, "v_head_dim": 16}
+        sizes |= {"first_k_dense_replace": 0}
+        write_mtp_model(folder, replace(shape, architecture="DeepseekV3ForCausalLM", num_layers=1, extra=sizes), True)
+    return {}
+
+
 def _mixture(setting: Setting, number: int) -> TinyModel:
     seed = setting.dice.getrandbits(31)
     return TinyModel("Qwen3MoeForCausalLM", num_layers=1, intermediate_size=64, num_experts=number, seed=seed)
@@ -255,6 +284,7 @@ CHECKS = (
     Check("device path: swaps", swaps, FLOAT32, long=FLOAT32),
     Check("device path: drafts", drafts, FLOAT32, long=FLOAT32),
     Check("device path: drafts ahead", drafts_ahead, FLOAT32, long=FLOAT32),
+    Check("device path: draft models", draft_models, FLOAT32, long=FLOAT32),
     Check("device path: few bits", few_bits, FLOAT32, long=FLOAT32),
     Check("device path: lengths", lengths, FLOAT32, long=FLOAT32),
     Check("device path: adapters", adapters, FLOAT32, long=FLOAT32),

@@ -257,6 +257,15 @@ def draft_from(loop: EngineLoop, replies: Mapping[tuple[str, int], Iterable[int]
     loop.scheduler.speculator.draft_source = propose
 
 
+def drafts_in(loop: EngineLoop, step: SequenceStep) -> tuple[int, ...]:
+    """Return the drafts of a step that its draft model has completed: the device alone may know them."""
+    if not step.num_unsure:
+        return step.token_ids[step.num_known :]
+    assert isinstance(loop.runner, Runner)
+    known = loop.runner._device_state.on_device.drafts[step.row, : step.num_draft_tokens]
+    return tuple(known.tolist())
+
+
 def scripted_drafts(
     commands: Iterable[Generate],
     replies: Mapping[tuple[str, int], Iterable[int]],

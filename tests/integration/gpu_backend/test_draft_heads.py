@@ -25,7 +25,7 @@ from gpu_backend.step.messages import Generate
 from gpu_backend.step.plan import SequenceStep, StepPlan
 from gpu_backend.step.sampling_params import Grammar, GrammarKind, SamplingParams
 from gpu_backend.step.step_tensors import build_tensors
-from tests.support.engine import Answer, answer_all, expect_short_replies, model_loop
+from tests.support.engine import Answer, answer_all, drafts_in, expect_short_replies, model_loop
 from tests.support.kv_transfer import decode, exchanging, prefill
 from tests.support.tiny_heads import write_calm_model, write_eagle_head, write_mtp_model
 from tests.support.tiny_model import TinyModel
@@ -206,7 +206,7 @@ def note_drafts(loop: EngineLoop) -> list[tuple[tuple[int, ...], tuple[int, ...]
         for step in plan.sequences:
             if step.num_draft_tokens:
                 text = tuple(loop.scheduler.running.by_id[step.sequence_id].token_ids)
-                made.append((text, step.token_ids[1:]))
+                made.append((text, drafts_in(loop, step)))
         return plan
 
     loop.runner._draft_model.complete = note  # type: ignore[method-assign]

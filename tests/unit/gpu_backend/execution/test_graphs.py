@@ -39,7 +39,7 @@ from gpu_backend.step.cost import StepCost
 from gpu_backend.step.messages import Generate
 from gpu_backend.step.plan import UNKNOWN, Launched, SequenceStep, StepPlan, StepResult
 from gpu_backend.step.sampling_params import Grammar, GrammarKind, SamplingParams
-from tests.support.engine import Answer, answer_all, draft_from, expect_short_replies, greedy, model_loop
+from tests.support.engine import Answer, answer_all, draft_from, drafts_in, expect_short_replies, greedy, model_loop
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 CPU = torch.device("cpu")
@@ -443,9 +443,9 @@ def test_graphs_of_a_draft_model_draft_what_its_passes_do(qwen: Path, tmp_path: 
         assert isinstance(loop.runner, Runner) and loop.runner._draft_model is not None
         complete, made = loop.runner._draft_model.complete, []
 
-        def note(plan: StepPlan, complete: Any = complete, made: Any = made) -> StepPlan:
+        def note(plan: StepPlan, complete: Any = complete, made: Any = made, loop: Any = loop) -> StepPlan:
             plan = complete(plan)
-            made += [step.token_ids for step in plan.sequences if step.num_draft_tokens]
+            made += [step.token_ids[:1] + drafts_in(loop, step) for step in plan.sequences if step.num_draft_tokens]
             return plan
 
         loop.runner._draft_model.complete = note  # type: ignore[method-assign]
