@@ -55,7 +55,7 @@ class ServiceError(Exception):
         self.code = code if code is not None else self.code
         self.param = param
         self.headers: dict[str, str] = {**self.usual_headers, **(headers or {})}
-        self.facts: Mapping[str, str] = {}  # what the error object says besides
+        self.facts: Mapping[str, Any] = {}  # what the error object says besides
 
     def body(self, request_id: str = "") -> dict[str, object]:
         """Return the error object of the OpenAI dialect: its four keys are always there, then the request's id, where

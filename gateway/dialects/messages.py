@@ -25,6 +25,10 @@ MEANT = {
     "compaction": "What it costs is in no price that is known here. Have a message of its own sum up the conversation.",
     "billing_policy": "Calls are billed to the team whose key they carry. Leave it out.",
 }
+# How Anthropic's packages tell that a server has no threads: they send all turns then, as their tool runners need.
+DETAILS: dict[str, dict[str, Any]] = {
+    "thread": {"details": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
+}
 MOST_USES = 100  # of a search in one request
 LONGEST_BETA, MOST_BETAS = 100, 64  # characters of a name, and names
 
@@ -81,7 +85,9 @@ def as_chat(asked: MessagesRequest, extra: dict[str, Any]) -> Asked:
     and is no wish."""
     for name in MEANT.keys() & extra.keys():
         if extra[name] is not None:
-            raise UnsupportedParameter(f"'{name}' is not supported by this gateway. {MEANT[name]}", param=name)
+            refusal = UnsupportedParameter(f"'{name}' is not supported by this gateway. {MEANT[name]}", param=name)
+            refusal.facts = DETAILS.get(name, {})
+            raise refusal
     if asked.top_k is not None:
         extra["top_k"] = asked.top_k  # our own engine knows it; it has no place in a chat completion
     return Asked(to_chat(asked), extra, asked)

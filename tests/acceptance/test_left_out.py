@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from anthropic import Anthropic, beta_tool
 
 from tests.support.house import House
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -99,6 +100,25 @@ def test_what_would_mean_something_else_is_refused_by_its_name(
 
     assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(f"'{name}' is not supported")
     assert plain.status_code == 200 and len(upstream.requests) == 1
+
+
+def test_anthropics_tool_runner_goes_on_without_a_thread(house: House, upstream: ScriptedUpstream) -> None:
+    """It asks for one unless told not to, and sends all turns once it hears that there is none."""
+    opened: list[int] = []
+
+    @beta_tool
+    def open_gate(width: int) -> str:
+        """Open the gate."""
+        opened.append(width)
+        return "It is open."
+
+    use: Any = [{"role": "user", "content": 'Use open_gate {"width": 3}'}]
+    with Anthropic(base_url=house.url, api_key=house.team_key) as client:
+        asked: Any = {"model": "claude", "max_tokens": 99, "messages": use}
+        said = client.beta.messages.tool_runner(**asked, tools=[open_gate]).until_done()
+
+    assert opened == [3] and said.content[0].type == "text"
+    assert [len((request.body or {})["messages"]) for request in upstream.requests] == [1, 3]
 
 
 def test_a_limit_that_was_lowered_is_told(house: House, upstream: ScriptedUpstream) -> None:

@@ -215,7 +215,7 @@ BETAS = {"computer_20250124": "computer-use-2025-01-24", "computer_20251124": "c
 BETAS |= {"memory_20250818": CONTEXT_BETA}
 ASKED_FOR = {"interleaved-thinking-2025-05-14", "fine-grained-tool-streaming-2025-05-14", "claude-code-20250219"}
 UPDATES_BETA = "thinking-display-updates-2026-08-18"
-ASKED_FOR |= {"effort-2025-11-24", CONTEXT_BETA}
+ASKED_FOR |= {"effort-2025-11-24", "structured-outputs-2025-11-13", CONTEXT_BETA}
 
 
 class Edit(Strict, frozen=True):

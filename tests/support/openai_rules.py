@@ -108,6 +108,7 @@ class Assistant(Strict, tag="assistant", tag_field="role", frozen=True):
 class ToolResult(Strict, tag="tool", tag_field="role", frozen=True):
     content: str | Annotated[list[TextPart], Meta(min_length=1)]
     tool_call_id: Words
+    name: str | None = None  # in no reference, but taken: OpenAI's own examples of tools send it
 
 
 class Function(Strict, frozen=True):
