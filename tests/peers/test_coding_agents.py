@@ -1,5 +1,5 @@
-# The coding agents that people point at a gateway, as their makers ship them (npm install @openai/codex
-# @anthropic-ai/claude-code into PEERS/clis): each runs a task with a tool through us, set up as docs/clients.md says.
+# The coding agents that people point at a gateway, as their makers ship them (npm install them into PEERS/clis, as a
+# skipped test says): each runs a task with a tool through us, set up as docs/clients.md says.
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ pytestmark = pytest.mark.peers
 def cli(name: str) -> str:
     """Return the path of a command, or skip."""
     if not (CLIS / name).exists():
-        packages = "@openai/codex@0.169.0 @anthropic-ai/claude-code@2.1.330"
+        packages = "@openai/codex@0.169.0 @anthropic-ai/claude-code@2.1.330 @qwen-code/qwen-code@0.24.4"
+        packages += " opencode-ai@1.18.33 @mariozechner/pi-coding-agent@0.73.1"
         pytest.skip(f"SKIPPED: no {CLIS / name}; npm install {packages} into PEERS/clis")
     return str((CLIS / name).absolute())
 
@@ -95,7 +96,7 @@ def run(folder: Path, *command: str, **environment: str) -> list[dict[str, Any]]
     """Run a command at home nowhere; return the events that it printed."""
     env = {"HOME": str(folder.parent), "PATH": os.environ["PATH"], **environment}
     done = subprocess.run(
-        command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -137,6 +138,47 @@ def test_claude_code_reads_a_file(house: House, upstream: ScriptedUpstream, fold
     assert end["num_turns"] == 2 and len(end["result"].split()) >= 4
     assert (WORDS if name.endswith("txt") else '"media_type": "application/pdf"') in read
     assert '"signature": "scripted-' in read  # its thinking went back
+    assert refused(house) == []
+
+
+def opencode(house: House, folder: Path, task: str) -> list[dict[str, Any]]:
+    options = {"baseURL": f"{house.url}/v1", "apiKey": house.team_key}
+    provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {"small": {"name": "small"}}}
+    settings = {"model": "tollgate/small", "small_model": "tollgate/small", "provider": {"tollgate": provider}}
+    (folder / "opencode.json").write_text(json.dumps(settings | {"autoupdate": False, "share": "disabled"}))
+    return run(folder, cli("opencode"), "run", "--format", "json", task, OPENCODE_DISABLE_MODELS_FETCH="1")
+
+
+def pi(house: House, folder: Path, task: str) -> list[dict[str, Any]]:
+    known = {"id": "small", "name": "small", "contextWindow": 128_000, "maxTokens": 4096, "input": ["text"]}
+    known |= {"reasoning": False, "cost": dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0)}
+    provider = {"baseUrl": f"{house.url}/v1", "apiKey": house.team_key, "api": "openai-completions", "models": [known]}
+    (folder.parent / ".pi" / "agent").mkdir(parents=True)
+    (folder.parent / ".pi" / "agent" / "models.json").write_text(json.dumps({"providers": {"tollgate": provider}}))
+    command = (cli("pi"), "--provider", "tollgate", "--model", "small", "--mode", "json", "-p", task)
+    return run(folder, *command, PI_OFFLINE="1")
+
+
+def qwen(house: House, folder: Path, task: str) -> list[dict[str, Any]]:
+    where = {"OPENAI_BASE_URL": f"{house.url}/v1", "OPENAI_API_KEY": house.team_key, "OPENAI_MODEL": "small"}
+    command = (cli("qwen"), "--auth-type", "openai", "-y", "--output-format", "stream-json", "-p", task)
+    return run(folder, *command, **where)
+
+
+@pytest.mark.parametrize(
+    ("agent", "tool", "field"), [(opencode, "read", "filePath"), (pi, "read", "path"), (qwen, "read_file", "file_path")]
+)
+def test_an_agent_in_chats_reads_a_file(
+    house: House, upstream: ScriptedUpstream, folder: Path, agent: Any, tool: str, field: str
+) -> None:
+    """By its own tool: what it read goes back to the model, whose words end the task."""
+    upstream.forget()
+    upstream.script("text=It opens early.")
+    events = agent(house, folder, f"Use {tool} " + json.dumps({field: str(folder / "toll.txt")}))
+    sent = [each for request in upstream.requests for each in (request.body or {})["messages"]]
+
+    assert "It opens early." in json.dumps(events)
+    assert any(each["role"] == "tool" and WORDS in json.dumps(each["content"]) for each in sent)
     assert refused(house) == []
 
 

@@ -406,7 +406,7 @@ def _calls(request: dict[str, Any], index: int, script: Script) -> list[dict[str
         return []
     if isinstance(choice, dict):
         chosen = [tool for tool in tools if tool["name"] == choice["function"]["name"]]
-    elif choice == "required":
+    elif choice == "required" or script.calls:
         chosen = tools[:1]
     else:
         turns = [each for each in request["messages"] if each["role"] not in ("system", "developer")]

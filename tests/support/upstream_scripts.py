@@ -58,6 +58,7 @@ class Script(Struct, frozen=True, kw_only=True):
     pace: float = 0.0  # between tokens
     tokens: int | None = None  # how long the answer is; None: the request decides
     text: str | None = None  # the answer's words; None: the request decides
+    calls: bool = False  # its first tool, whatever is said
     finish: str = "stop"
     refuses: bool = False
     unknown: str | None = None  # a field that it refuses as such,

@@ -48,7 +48,7 @@ def write_request(asking: Asking) -> UpstreamRequest:
         stream=asking.streams or None,
         store=False,
         include=tuple(_included(asked, asking, dropped)) or None,
-        tools=asked.tools and tuple(tools_allowed(asked.tools, asking)),
+        tools=tuple(tools_allowed(asked.tools, asking)) if asked.tools else None,  # it wants one, where it is sent any
         max_output_tokens=chat.output_limit,
         max_tool_calls=_calls_most(asked),
         text=None if asked.text is None else _text(asked.text, chat),
