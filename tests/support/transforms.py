@@ -18,7 +18,7 @@ from gateway.http.routes import HANDLERS
 from protocol.chat import ChatReply, ChatRequest
 from protocol.completions import CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest, RerankReply, RerankRequest
-from protocol.media.audio import SpeechRequest, TranscriptionReply, TranscriptionRequest
+from protocol.media.audio import RealtimeRequest, SpeechRequest, TranscriptionReply, TranscriptionRequest
 from protocol.media.images import ImageReply, ImageRequest
 from protocol.messages import MessagesRequest
 from protocol.responses import ResponsesRequest
@@ -46,6 +46,7 @@ READ = frozenset(
         SpeechRequest,
         TranscriptionRequest,
         TranscriptionReply,
+        RealtimeRequest,
         ChatReply,
         CompletionReply,
         EmbeddingReply,

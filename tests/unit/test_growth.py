@@ -32,7 +32,10 @@ from gateway.dialects.media import SpeechWriter, TranscriptionWriter
 from gateway.dialects.messages_writer import MessagesWriter
 from gateway.dialects.parts.recordings import seconds_of
 from gateway.dialects.responses_writer import ResponsesWriter
+from gateway.moderation.output_redaction import OutputRedaction
 from gateway.moderation.output_watch import OutputWatch
+from gateway.moderation.redaction import Redactor
+from gateway.moderation.rules.policy import REDACTABLE
 from gateway.moderation.rules.rules import RULES, end_of_open, holds_phrase, places_by_rules
 from gateway.moderation.text_reader import OVERLAP
 from gateway.shadow import judging
@@ -543,6 +546,8 @@ BESIDE = {
     "gateway.moderation.output_guard._Unguarded": "does nothing",
     "gateway.moderation.output_guard.OutputGuard": "joins what it has judged in one go, some thousand characters",
     "gateway.moderation.output_watch.OutputWatch": "test_the_content_policy",
+    "gateway.moderation.output_redaction.OutputRedaction": "test_the_content_policy",
+    "gateway.moderation.output_redaction._Unredacted": "does nothing",
     "gateway.dialects.embeddings.EmbeddingWriter": "has no stream",
     "gateway.dialects.embeddings.RerankWriter": "has no stream",
     "gateway.dialects.endpoint.WholeWriter": "has no stream",
@@ -635,6 +640,10 @@ def test_the_content_policy_takes_time_in_proportion_to_what_is_said() -> None:
             for way in (_judged, _watched, _streamed):
                 name = f"{way.__name__}: {shape}"
                 wrong += check(name, lambda size, way=way, unit=unit: work(way, repeated(unit, size)), MOST_SAID)
+        for shape, unit in some(texts(), "redacted").items():
+            wrong += check(
+                f"redacted: {shape}", lambda size, unit=unit: work(_redacted, repeated(unit, size)), MOST_SAID
+            )
     finally:
         loop.run_until_complete(guarding.close())
         loop.close()
@@ -668,6 +677,13 @@ async def _streamed(guarding: Guarding, text: str) -> None:
     with suppress(ServiceError):
         for piece in _pieces(text, 4):
             watch.delta(Delta(text=piece))
+
+
+async def _redacted(guarding: Guarding, text: str) -> None:
+    redaction = OutputRedaction(guarding.moderator, guarding.call(), Redactor(frozenset(REDACTABLE), None))
+    for piece in _pieces(text, 4):
+        redaction.delta(Delta(text=piece))
+    redaction.rest()
 
 
 def _watch_of(guarding: Guarding) -> OutputWatch:
