@@ -17,6 +17,14 @@ def uuid7(milliseconds: int, dice: int) -> str:
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
+def uuid_of(request_id: str) -> UUID | None:
+    """Return an id as the database has it; ``None`` for what is none."""
+    try:
+        return UUID(request_id)
+    except ValueError:
+        return None
+
+
 def moment_of(request_id: str) -> int:
     """Return the unix milliseconds inside an id: its first 48 bits."""
     return int(request_id[:8] + request_id[9:13], 16)

@@ -17,7 +17,7 @@ from msgspec.structs import asdict, replace
 from billing.core.holds import Limits, NamedLimits
 from billing.core.money import to_nano
 from gateway.core.clock import read_duration
-from gateway.core.principals import CompanyKeys, OwnKeyCost, Role, Team, WithoutUser
+from gateway.core.principals import CompanyKeys, OwnKeyCost, Role, Team, TeamContents, WithoutUser
 from gateway.core.settings import CacheUse, FindingLevel, Level, Redacts, Safety, TeamSafety
 from gateway.egress.addresses import Network
 from gateway.egress.destinations import Guard
@@ -86,6 +86,7 @@ class NewTeam(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cost_centre: str | None = None  # to which its cost goes, as finance names it
     company_keys: CompanyKeys = "otherwise"  # when its calls go with the deployment's keys of providers
     own_key_cost: OwnKeyCost = "none"  # what calls with its own keys cost its budgets
+    contents: TeamContents | None = None  # for how many days what is asked and answered is kept; null: not at all
 
 
 class TeamPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,6 +106,7 @@ class TeamPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cost_centre: str | UnsetType | None = UNSET
     company_keys: CompanyKeys | UnsetType = UNSET
     own_key_cost: OwnKeyCost | UnsetType = UNSET
+    contents: TeamContents | UnsetType | None = UNSET  # null erases what is kept
     suspended: bool | UnsetType = UNSET
 
 
@@ -228,6 +230,15 @@ async def with_checked_webhook(wanted: Webhooked, allow: Sequence[Network]) -> W
     if wanted.webhook_url is UNSET or wanted.webhook_url is None:
         return wanted
     return replace(wanted, webhook_url=await Guard(allow).check(wanted.webhook_url, "webhook_url"))
+
+
+def check_contents(wanted: TeamContents | UnsetType | None, most: float) -> None:
+    """Refuse to keep contents for longer than ``most`` seconds, the deployment's retention. Raises BadRequest."""
+    if not isinstance(wanted, TeamContents) or 1 <= wanted.keep_days <= (days := int(most / 86_400)):
+        return
+    if days < 1:
+        raise invalid_value("contents", "must be null: this deployment keeps no contents (retention.contents)")
+    raise invalid_value("contents.keep_days", f"must be 1 to {days} here (retention.contents)")
 
 
 def check_safety(wanted: SafetyInput | UnsetType | None, deployment: Safety) -> None:

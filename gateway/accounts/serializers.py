@@ -166,7 +166,7 @@ def team_view(record: TeamRecord) -> dict[str, Any]:
         "model_limits": model_limits_view(team.model_limits),
         **value_limits_view(team),
         "suspended": team.is_suspended,
-        **shown(team, "company_keys", "own_key_cost"),
+        **shown(team, "company_keys", "own_key_cost", "contents"),
         **shown(record, "webhook_url", "cost_centre", "suspended_at", "created_at", "updated_at"),
     }
 

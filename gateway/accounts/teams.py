@@ -12,7 +12,20 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
-from sqlalchemy import ARRAY, LargeBinary, Select, any_, bindparam, func, literal_column, or_, select, text, update
+from sqlalchemy import (
+    ARRAY,
+    LargeBinary,
+    Select,
+    any_,
+    bindparam,
+    delete,
+    func,
+    literal_column,
+    or_,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -33,13 +46,13 @@ from gateway.accounts.schemas import (
     is_id,
 )
 from gateway.core.errors import Conflict
-from gateway.core.principals import ACCESS_CHANNEL, Caller, Team
+from gateway.core.principals import ACCESS_CHANNEL, Caller, Team, TeamContents
 from gateway.core.settings import TeamSafety
 from gateway.egress.urls import read_url
 from gateway.outbox.store import follow_url
 from gateway.storage.audit_log import Act, record_act
 from gateway.storage.database import from_row
-from gateway.storage.tables import api_keys, teams
+from gateway.storage.tables import api_keys, call_contents, teams
 from protocol.errors import NotFound
 
 
@@ -123,6 +136,8 @@ async def update_team(
             await follow_limits(connection, f"model:{team_id}/{name}")
     if "user_limits" in changes or "tag_limits" in changes:
         await connection.execute(_FOLLOW_VALUE_LIMITS, {"team_id": team_id})
+    if "contents" in changes and patch.contents is None:  # writers wait for the team's row, and find it changed
+        await connection.execute(delete(call_contents).where(call_contents.c.team_id == team_id))
     if "webhook_url" in changes and before["webhook_url"] is not None:
         await follow_url(connection, team_id, before["webhook_url"], changes["webhook_url"])
     details = {name: value for name, value in changes.items() if name != "suspended_at"}
@@ -239,6 +254,7 @@ def _checked(
         "cost_centre": lambda said: check_name(said or "", "cost_centre") or None,
         "company_keys": str,
         "own_key_cost": str,
+        "contents": lambda said: said,
     }
     said = {name: getattr(wanted, name) for name in checks}
     return {name: checks[name](value) for name, value in said.items() if value is not UNSET}
@@ -260,6 +276,7 @@ def _team(row: Mapping[Any, Any]) -> Team:
         user_limits=_named(row["user_limits"]),
         tag_limits={key: _named(of) for key, of in row["tag_limits"].items()},
         provider_keys=read_provider_keys(row.get("provider_keys")),
+        contents=None if row["contents"] is None else msgspec.convert(row["contents"], TeamContents),
         is_suspended=row["suspended_at"] is not None,
     )
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
-from gateway.commands.command_line import read_settings, run
+from gateway.commands.command_line import cli_actor, read_settings, run
+from gateway.contents.store import PURPOSE, read_contents
+from gateway.core.clock import Clock
 from gateway.reports.call_list import show_call
+from gateway.storage.encryption import Sealer
 from gateway.terminal.options import Where, with_options
 from gateway.terminal.printing import Format, printable, say, show, text_of
 from gateway.terminal.remote_gateway import remote_gateway
@@ -23,8 +27,18 @@ ATTEMPTS = ("target", "outcome", "ms")
 
 
 @with_options
-def command(request_id: Annotated[str, typer.Argument(help="The x-request-id of its answer")], where: Where) -> None:
+def command(
+    request_id: Annotated[str, typer.Argument(help="The x-request-id of its answer")],
+    *,
+    contents: Annotated[
+        bool, typer.Option("--contents", help="What it asked and got, where its team keeps that")
+    ] = False,
+    where: Where,
+) -> None:
     """Tell all that is known of one call: why it was refused, who answered it, how long each part took, its price."""
+    if contents:
+        say(msgspec.json.format(msgspec.json.encode(_contents(request_id, where))).decode())
+        return
     if where.is_elsewhere:
         with remote_gateway(where.url, where.key) as gateway:
             whose = "/v1" if gateway.address.admin_key is None else "/admin"
@@ -39,6 +53,18 @@ def command(request_id: Annotated[str, typer.Argument(help="The x-request-id of 
         say(f"{name:18} " + printable(text_of(value)))
     if "times_ms" in call:
         _say_row(call)
+
+
+def _contents(request_id: str, where: Where) -> Any:
+    """Return a call's contents; the audit log says who has read them."""
+    if where.is_elsewhere:
+        with remote_gateway(where.url, where.key) as gateway:
+            whose = "/v1" if gateway.address.admin_key is None else "/admin"
+            return gateway.get(f"{whose}/calls/{request_id}/contents")
+    settings = read_settings(where.config)
+    sealer = Sealer(settings.key_pepper, PURPOSE, *settings.other_key_peppers)
+    act, now, most = cli_actor(), Clock().moment(), settings.retention.contents
+    return run(settings, lambda connection: read_contents(connection, sealer, request_id, act, now, most))
 
 
 def _say_row(call: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from gateway.accounts.schemas import (
     SafetyInput,
     TeamPatch,
     Webhooked,
+    check_contents,
     check_safety,
     with_checked_webhook,
 )
@@ -35,7 +36,7 @@ from gateway.commands.command_line import (
     read_names,
     run,
 )
-from gateway.core.principals import WithoutUser
+from gateway.core.principals import TeamContents, WithoutUser
 from gateway.core.settings import FindingLevel, Level, Redacts, Settings
 from gateway.terminal.options import WhereByApiKey, with_options
 from gateway.terminal.printing import Format, fail, show
@@ -75,6 +76,9 @@ class TeamOptions(Struct, frozen=True, kw_only=True):
     ] = None
     webhook_url: Annotated[str | None, typer.Option(metavar="URL", help="Where its events go, or none")] = None
     cost_centre: Annotated[str | None, typer.Option(metavar="NAME", help="To which its cost goes, or none")] = None
+    contents_days: Annotated[
+        str | None, typer.Option(metavar="DAYS", help="How long what its calls ask and get is kept; none erases it")
+    ] = None
 
 
 class NamedLimitOptions(LimitOptions, frozen=True, kw_only=True):
@@ -190,6 +194,8 @@ def _said(team: TeamOptions, limits: NamedLimitOptions) -> dict[str, Any]:
     for name, words in (("webhook_url", team.webhook_url), ("cost_centre", team.cost_centre)):
         if words is not None:
             said[name] = None if words == "none" else words
+    if team.contents_days is not None:
+        said["contents"] = _contents(team.contents_days)
     return {"limits": read_limits(limits), **said}
 
 
@@ -197,9 +203,18 @@ def _checked(wanted: Webhooked, settings: Settings) -> Webhooked:
     """Return ``wanted`` if the deployment allows its policy and its webhook, or print why not and exit 1."""
     try:
         check_safety(wanted.safety, settings.safety)
+        check_contents(wanted.contents, settings.retention.contents)
         return asyncio.run(with_checked_webhook(wanted, settings.callbacks_allow))
     except ServiceError as exc:
         fail(exc.message)
+
+
+def _contents(said: str) -> TeamContents | None:
+    if said == "none":
+        return None
+    if not (said.isascii() and said.isdigit()):
+        fail(f"--contents-days takes a whole number of days or none, not {said!r}")
+    return TeamContents(int(said))
 
 
 def _safety(team: TeamOptions) -> SafetyInput | None:

@@ -228,7 +228,9 @@ _OPTIONAL: dict[str, Read[Any]] = {
     "queue": struct_of(QueueSettings, {"per_team": integer(0), "wait": duration}),
     "batch": struct_of(BatchLimits, {"queued_tokens": integer(1), "stored_bytes": integer(1)}),
     "retention": struct_of(
-        Retention, dict.fromkeys(("usage", "batch_files", "idempotency"), duration) | {"responses": duration_or_zero}
+        Retention,
+        dict.fromkeys(("usage", "batch_files", "idempotency"), duration)
+        | dict.fromkeys(("responses", "contents"), duration_or_zero),
     ),
     "tracing": _tracing,
     "trusted_proxies": list_of(network, what="ranges"),

@@ -16,6 +16,7 @@
 #   ├── CallTakenOver         503  another gateway runs the call now, and this one's answer does not count
 #   ├── StoredAnswerUnreadable 500 idempotency_answer_unreadable
 #   ├── StoredResponseUnreadable 500 stored_response_unreadable
+#   ├── ContentsUnreadable    500  contents_unreadable: of a call
 #   ├── Gone                  410  results_erased: they were kept as long as promised, or deleted
 #   ├── BatchQueueFull        429  token_limit_exceeded: too much waits in the team's batches
 #   ├── TooManyInBackground   429  rate_limit_exceeded: as many responses of the team run as may at once
@@ -105,6 +106,10 @@ class StoredAnswerUnreadable(
 
 class StoredResponseUnreadable(ServiceError, status=500, code="stored_response_unreadable", usual_headers=DO_NOT_RETRY):
     """A stored response was changed, or sealed under another pepper, or has an item that nothing here can send back."""
+
+
+class ContentsUnreadable(ServiceError, status=500, code="contents_unreadable", usual_headers=DO_NOT_RETRY):
+    """The contents of a call were changed, or sealed under another pepper."""
 
 
 class Gone(ServiceError, status=410, code="results_erased"):

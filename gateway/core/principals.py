@@ -25,6 +25,12 @@ OwnKeyCost = Literal["none", "list"]  # what calls with a team's own keys cost i
 WithoutUser = Literal["refuse", "count"]  # calls that name no end user: 400, or they share one user's limits
 
 
+class TeamContents(Struct, frozen=True):
+    """That the contents of a team's calls are kept, and for how long."""
+
+    keep_days: int
+
+
 class Team(Struct, frozen=True, kw_only=True):
     """A team and what it may do."""
 
@@ -43,6 +49,7 @@ class Team(Struct, frozen=True, kw_only=True):
     provider_keys: Mapping[str, tuple[tuple[str, bytes], ...]] = {}  # its own, by provider: the id of each, and sealed
     company_keys: CompanyKeys = "otherwise"
     own_key_cost: OwnKeyCost = "none"
+    contents: TeamContents | None = None  # of its calls; None: they are stored nowhere
     is_suspended: bool = False
 
     def hash_of(self, value: str) -> str:

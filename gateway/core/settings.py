@@ -253,6 +253,7 @@ class Retention(Struct, frozen=True, kw_only=True):
     batch_files: float = 30 * 86400.0
     idempotency: float = 86400.0
     responses: float = 30 * 86400.0  # 0: none is stored
+    contents: float = 30 * 86400.0  # of calls, at the most, where a team wants them kept; 0: none are
 
 
 class BatchLimits(Struct, frozen=True, kw_only=True):

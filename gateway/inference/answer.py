@@ -14,6 +14,7 @@ from gateway.calls.answering import Answering
 from gateway.calls.call import Call, record_for
 from gateway.calls.early_leaves import EarlyLeaves
 from gateway.calls.hooks import HookMaker, KeepEnding
+from gateway.contents.store import ContentStore
 from gateway.core.clock import Clock
 from gateway.core.errors import ContentPolicyViolation
 from gateway.inference.admission import Admission, WithoutRoom
@@ -41,6 +42,7 @@ class Replies(Struct, eq=False):
     _closer: CallCloser
     _hooks: Sequence[HookMaker]
     cache: AnswerCache
+    _contents: ContentStore
     _clock: Clock
     _metrics: Metrics
 
@@ -56,8 +58,10 @@ class Replies(Struct, eq=False):
         try:
             source = FailoverStream(self._dispatcher, context, answering, self._clock, self._metrics)
             hooks = [make(context.call, answering.target) for make in self._hooks]
-            if looked is not None and not answering.is_kept:  # last: it gathers what the others let out
+            if looked is not None and not answering.is_kept:  # after the others: it gathers what they let out
                 hooks.append(self.cache.keeper(context.call, looked, answering))
+            if self._contents.keeps(context.call):
+                hooks.append(self._contents.keeper(context.call))
             cache = "off" if looked is None else "hit" if answering.is_kept else "miss"
             return Reply(context, account, source, hooks, self._closer, self._clock, keep_ending, cache)
         except BaseException:

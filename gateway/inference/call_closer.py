@@ -11,6 +11,8 @@ from billing.core.records import Status, UsageRecord, units_of
 from gateway.calls.accounting import CallAccounting
 from gateway.calls.call import Call, record_for
 from gateway.calls.estimate import filled_in
+from gateway.contents.keeper import Gathered
+from gateway.contents.store import ContentStore
 from gateway.core.clock import Clock
 from gateway.inference.admission import Admission
 from gateway.inference.attempt import AttemptContext
@@ -32,6 +34,7 @@ class CallCloser(Struct, eq=False):
     _providers: ProviderRegistry
     _moderator: Moderator
     _metrics: Metrics
+    _contents: ContentStore
     _tracer: Tracer | None
     _clock: Clock
 
@@ -73,6 +76,8 @@ class CallCloser(Struct, eq=False):
         if status is Status.INTERRUPTED:
             record = self._with_prompt(context, target, record, account.prompt)
         account.close(record)
+        if self._contents.keeps(call):
+            self._contents.add(Gathered(call, record.status))
         if log.attempts:
             self.note(call, record)
         self._admission.settle(account)

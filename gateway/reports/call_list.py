@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Select, Table, delete, exists, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.core.ids import least_id
+from billing.core.ids import least_id, uuid_of
 from billing.core.ids import moment_of as milliseconds_of
 from billing.core.prices import Price, cost_lines
 from billing.core.records import CHARGED, OWN_KEY, REQUESTS, TOKENS
@@ -53,7 +53,7 @@ async def list_calls(connection: AsyncConnection, wanted: CallFilter) -> dict[st
 async def show_call(connection: AsyncConnection, request_id: str, team_id: str | None = None) -> dict[str, Any]:
     """Return all that is known of one call of that team, or of any. Raises NotFound."""
     row = await find_row(connection, request_id)
-    key = _uuid(request_id)
+    key = uuid_of(request_id)
     refused = None
     if key is not None:
         query = select(refused_calls).where(refused_calls.c.request_id == key)
@@ -195,10 +195,3 @@ async def _price_lines(connection: AsyncConnection, row: Mapping[Any, Any]) -> l
         {"kind": line.kind, "count": line.count, "usd": dollars(line.rate), "cost_usd": dollars(line.cost)}
         for line in cost_lines(usage, price, batch=row["tier"] == "batch", at=made_at)
     ]
-
-
-def _uuid(request_id: str) -> UUID | None:
-    try:
-        return UUID(request_id)
-    except ValueError:
-        return None

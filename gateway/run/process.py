@@ -20,6 +20,8 @@ from gateway.calls.hooks import HookMaker
 from gateway.calls.image_urls import ImageUrls
 from gateway.calls.journaling import OpenCalls
 from gateway.calls.remote_prefill import RemotePrefills
+from gateway.contents.store import PURPOSE as CONTENTS
+from gateway.contents.store import ContentStore
 from gateway.core.background import Background, stop_all
 from gateway.core.clock import Clock
 from gateway.core.draining import Drain
@@ -169,9 +171,9 @@ class _Process:
         )
         prefills = RemotePrefills(providers, self.client, limiter.prompt_at, clock)
         dispatcher = Dispatcher(providers, self.client, breakers, self.budgets, limiter, prefills, first_tokens, clock)
-        closer = CallCloser(self.admission, providers, moderator, metrics, self.tracer, clock)
+        closer = CallCloser(self.admission, providers, moderator, metrics, self.contents, self.tracer, clock)
         cache = AnswerCache(settings, self.cache_store, self.cache_sealer, self.background, metrics)
-        replies = Replies(dispatcher, closer, self.hooks, cache, clock, metrics)
+        replies = Replies(dispatcher, closer, self.hooks, cache, self.contents, clock, metrics)
         return Edition(
             settings=settings,
             catalog=catalog,
@@ -193,6 +195,7 @@ class _Process:
         self.books.follow(edition.settings)
         self.idempotency.follow(edition.settings.retention.idempotency)
         self.memory.follow(edition.settings.retention.responses, edition.settings.responses_stored_bytes)
+        self.contents.follow(edition.settings.retention.contents)
         self.watcher.follow(edition)
         self.engines.follow(edition)
         self.autoscaler.follow(edition)
@@ -215,7 +218,7 @@ class _Process:
             self.recalibrations,
             self.canaries,
         )
-        of_policy = (self.policy_events, self.refused, self.refused_counts, self.abuse)
+        of_policy = (self.policy_events, self.refused, self.refused_counts, self.contents, self.abuse)
         watchers = (self.metrics, self.refusals, self.live, self.discovery, self.watcher, self.engines, self.autoscaler)
         exports = () if self.metrics_export is None else (self.metrics_export,)
         return [
@@ -251,6 +254,7 @@ class _Process:
             self.idempotency,
             self.memory,
             self.conversations,
+            self.contents,
             self.backgrounds,
             self.discovery,
             self.autoscaler,
@@ -268,7 +272,7 @@ class _Process:
         with suppress(Exception):  # what cannot be flushed now stays in the journal for the process that adopts it
             await self.books.flusher.flush_once()
         self.refusals.turn()
-        for rows in (self.policy_events, self.refused, self.refused_counts, self.auth.uses):
+        for rows in (self.policy_events, self.refused, self.refused_counts, self.contents, self.auth.uses):
             with suppress(Exception):
                 await rows.flush()
         for export in (self.tracer, self.metrics_export):
@@ -299,6 +303,8 @@ class _Process:
         self.idempotency = IdempotencyStore(self.database, self.clock, sealer, retention=keep)
         self.cache_sealer = Sealer(settings.key_pepper, "cache", *settings.other_key_peppers)
         self.cache_store = CacheStore(self.redis, self.clock)
+        content_sealer = Sealer(settings.key_pepper, CONTENTS, *settings.other_key_peppers)
+        self.contents = ContentStore(self.database, content_sealer, settings.retention.contents)
         response_sealer = Sealer(settings.key_pepper, "responses", *settings.other_key_peppers)
         responses = ResponseStore(
             self.database, self.clock, response_sealer, self.body_room, settings.retention.responses
@@ -363,7 +369,7 @@ class _Process:
         )
         self.auth.on_tight = lambda scope: books.quotas.leases.recall([scope])
         self.metrics.books.follow(books)
-        self.metrics.follow_rows(self.policy_events, self.refused, self.refused_counts)
+        self.metrics.follow_rows(self.policy_events, self.refused, self.refused_counts, self.contents)
         self.metrics.config_loaded.set(self.clock.now())
 
 

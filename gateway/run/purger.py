@@ -11,6 +11,7 @@ import structlog
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.batch.file_store import purge_files
 from gateway.batch.retention import purge_items
+from gateway.contents.store import purge_contents
 from gateway.core.clock import Clock
 from gateway.idempotency.store import purge_expired
 from gateway.inference.edition import Editions
@@ -47,6 +48,9 @@ class Purger:
         async with _survived("stored responses"):
             if purged := await purge_responses(self._database, self._clock, retention.responses):
                 log.info("stored_responses_purged", count=purged)
+        async with _survived("contents"):
+            if purged := await purge_contents(self._database, self._clock.moment(), retention.contents):
+                log.info("contents_purged", count=purged)
         async with _survived("files"), self._database.begin() as connection:
             await purge_files(connection)
         async with _survived("batch items"), self._database.begin() as connection:

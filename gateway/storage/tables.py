@@ -63,6 +63,7 @@ teams = Table(
     Column("cost_centre", Text),  # to which its cost goes, as finance names it
     Column("company_keys", Text, nullable=False, server_default="otherwise"),  # gateway.core.principals.CompanyKeys
     Column("own_key_cost", Text, nullable=False, server_default="none"),  # gateway.core.principals.OwnKeyCost
+    Column("contents", JSONB),  # gateway.core.principals.TeamContents; null: contents of its calls are not kept
     since(),
     Column("updated_at", DateTime(timezone=True), nullable=False, server_default=NOW),
 )
@@ -399,6 +400,17 @@ response_events = Table(
     Column("response_id", Text, ForeignKey("stored_responses.id", ondelete="CASCADE"), primary_key=True),
     Column("last_event", BigInteger, primary_key=True),  # sequence_number of the last that is in it
     Column("sealed", LargeBinary, nullable=False),  # events as they are sent, compressed and encrypted
+)
+
+# What was asked and answered, of the calls of teams that want it kept. Not a part of the accounting.
+call_contents = Table(
+    "call_contents",
+    metadata,
+    Column("request_id", Uuid, primary_key=True),
+    Column("team_id", Text, ForeignKey("teams.id", ondelete="CASCADE"), nullable=False),
+    Column("created_at", DateTime(timezone=True), nullable=False),  # when the call was made
+    Column("sealed", LargeBinary, nullable=False),  # gateway.contents.keeper.Contents, compressed and encrypted
+    Index("call_contents_team_id_created_at_idx", "team_id", "created_at"),
 )
 
 # Thresholds of budgets that were reached, each once in a period. A row goes when its cap was raised so far that less

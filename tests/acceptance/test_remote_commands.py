@@ -240,14 +240,18 @@ def _own_terminal() -> None:
 
 def test_calls_are_found_and_explained(house: House, team: PayingTeam) -> None:
     """Those of the key's team, or, with an admin key, of any; another team's call is not found."""
+    own, admin = ("--url", house.url, "--api-key", team.key), ("--url", house.url, "--api-key", house.admin_key)
+    tollgate("teams", "set", team.id, "--contents-days", "7", *admin)
     with house.client(team.key) as client:
         said = {"model": "small", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
         request_id = client.post("/v1/chat/completions", json=said).raise_for_status().headers["x-request-id"]
         until(lambda: client.get(f"/v1/calls/{request_id}").status_code == 200)
-    own, admin = ("--url", house.url, "--api-key", team.key), ("--url", house.url, "--api-key", house.admin_key)
+        until(lambda: client.get(f"/v1/calls/{request_id}/contents").status_code == 200)
     listed, of_any = rows(tollgate("calls", *own)), rows(tollgate("calls", "--team", team.id, *admin))
     told = tollgate("explain", request_id, *own).stdout
+    kept = json.loads(tollgate("explain", request_id, "--contents", "--url", house.url, "--key", team.key).stdout)
 
+    assert kept["request"]["messages"][0]["content"] == "Hi" and kept["answer"]["choices"]
     assert [row["request_id"] for row in listed] == [request_id] and listed == of_any
     assert f"{'model_used':18} small" in told.splitlines() and f"{'held':18}" in told
     assert (

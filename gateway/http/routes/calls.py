@@ -6,8 +6,20 @@ from __future__ import annotations
 from litestar import Response, get
 from litestar.params import FromPath
 
-from gateway.accounts.guards import team_guard, team_reading_guard
-from gateway.http.exchange import AnyRequest, admin_of, answer, caller_of, now_of, part_of, read_parameters, transaction
+from gateway.accounts.guards import team_admin_guard, team_guard, team_reading_guard
+from gateway.contents.store import ContentStore
+from gateway.http.exchange import (
+    AnyRequest,
+    act_of,
+    admin_of,
+    answer,
+    caller_of,
+    now_of,
+    own_act,
+    part_of,
+    read_parameters,
+    transaction,
+)
 from gateway.overload.read_limit import ReadLimit
 from gateway.reports.call_filter import NAMES, read_filter
 from gateway.reports.call_list import list_calls, show_call
@@ -39,6 +51,16 @@ async def get_call(request: AnyRequest, request_id: FromPath[str]) -> Response[b
         return answer(await show_call(connection, request_id, caller.team.id))
 
 
+@get("/v1/calls/{request_id:str}/contents", guards=[team_guard], summary="Read what one call asked and was answered")
+async def get_contents(request: AnyRequest, request_id: FromPath[str]) -> Response[bytes]:
+    """Show what one of the team's calls asked and was answered, where its team has contents kept. Each reading stands
+    in the audit log."""
+    caller = caller_of(request)
+    part_of(request, ReadLimit).take(caller.team.id)
+    act = own_act(request, f"key:{caller.key_id}")
+    return answer(await part_of(request, ContentStore).read(request_id, act, now_of(request), caller.team.id))
+
+
 @get("/admin/calls", guards=[team_reading_guard], summary="List the calls of all teams", query=(*NAMES, "team_id"))
 async def get_calls_of_all(request: AnyRequest) -> Response[bytes]:
     """List calls of all teams, or of ``team_id``, newest first; the other parameters are those of ``/v1/calls``."""
@@ -53,6 +75,18 @@ async def get_call_of_any(request: AnyRequest, request_id: FromPath[str]) -> Res
     """Show all that is known of one call, by the x-request-id of its answer; to a team's admin of that team's calls."""
     async with transaction(request) as connection:
         return answer(await show_call(connection, request_id, admin_of(request).team_id))
+
+
+@get(
+    "/admin/calls/{request_id:str}/contents",
+    guards=[team_admin_guard],
+    summary="Read what one call of any team asked and was answered",
+)
+async def get_contents_of_any(request: AnyRequest, request_id: FromPath[str]) -> Response[bytes]:
+    """Show what one call asked and was answered, to admins and to its team's admin, where its team has contents kept.
+    Each reading stands in the audit log."""
+    own = admin_of(request).team_id
+    return answer(await part_of(request, ContentStore).read(request_id, act_of(request), now_of(request), own))
 
 
 @get("/v1/series", guards=[team_guard], summary="Show a team's calls over time", query=SERIES_NAMES)

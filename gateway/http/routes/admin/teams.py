@@ -11,7 +11,16 @@ from billing.ledger.ledger import find_row
 from billing.upkeep.scope_room import scope_rooms, scopes_used
 from gateway.accounts.auth import Authenticator
 from gateway.accounts.guards import admin_guard, reading_guard, team_admin_guard, team_reading_guard
-from gateway.accounts.schemas import KeyPatch, NewKey, NewTeam, Rotation, TeamPatch, check_safety, with_checked_webhook
+from gateway.accounts.schemas import (
+    KeyPatch,
+    NewKey,
+    NewTeam,
+    Rotation,
+    TeamPatch,
+    check_contents,
+    check_safety,
+    with_checked_webhook,
+)
 from gateway.accounts.serializers import (
     audit_view,
     key_view,
@@ -63,6 +72,7 @@ async def post_team(request: AnyRequest) -> Response[bytes]:
     edition = edition_of(request)
     new = await with_checked_webhook(decode(await request.body(), NewTeam), edition.settings.callbacks_allow)
     check_safety(new.safety, edition.settings.safety)
+    check_contents(new.contents, edition.settings.retention.contents)
     async with transaction(request) as connection:
         names = edition.catalog.names(), edition.catalog.models
         record = await create_team(connection, new, act_of(request), *names)
@@ -119,6 +129,7 @@ async def patch_team(request: AnyRequest, team_id: FromPath[str]) -> Response[by
     edition = edition_of(request)
     changes = await with_checked_webhook(decode(await request.body(), TeamPatch), edition.settings.callbacks_allow)
     check_safety(changes.safety, edition.settings.safety)
+    check_contents(changes.contents, edition.settings.retention.contents)
     async with transaction(request) as connection:
         names = edition.catalog.names(), edition.catalog.models
         record = await update_team(connection, team_id, changes, act_of(request), *names)
