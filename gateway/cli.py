@@ -190,9 +190,12 @@ def journal(
 
 
 @config_app.command("check")
-def check_config(file: Annotated[Path, typer.Argument(help="tollgate.yaml")]) -> None:
+def check_config(
+    file: Annotated[Path, typer.Argument(help="tollgate.yaml")],
+    dev: Annotated[bool, typer.Option("--dev", help="As `tollgate dev --config` reads it: any sections alone")] = False,
+) -> None:
     """Say everything that is wrong with a configuration file, with lines, and exit 1; or that nothing is."""
-    settings = _load(file)
+    settings = _load_for_dev(file) if dev else _load(file)
     from gateway.config.offers import all_priced
 
     for one in settings.left_out:
@@ -262,6 +265,16 @@ def _load(path: Path) -> Settings:
 
     try:
         return load_settings(path, os.environ)
+    except ConfigFaults as exc:
+        _fail(str(exc))
+
+
+def _load_for_dev(path: Path) -> Settings:
+    from gateway.config.file import ConfigFaults, load_settings
+    from gateway.dev.config import read_config_file, settings_to_check
+
+    try:
+        return load_settings(path, os.environ, settings_to_check(read_config_file(path)))
     except ConfigFaults as exc:
         _fail(str(exc))
 

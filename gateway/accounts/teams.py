@@ -55,6 +55,8 @@ from gateway.storage.database import from_row
 from gateway.storage.tables import api_keys, call_contents, teams
 from protocol.errors import NotFound
 
+NAMED = 10  # teams that an error names
+
 
 class TeamRecord(Struct, frozen=True, kw_only=True):
     """A team as admins see it."""
@@ -92,6 +94,12 @@ async def create_team(
 async def get_team(connection: AsyncConnection, team_id: str) -> TeamRecord:
     """Return a team. Raises NotFound."""
     return _record(await _find(connection, team_id, select(teams)))
+
+
+async def check_team(connection: AsyncConnection, team_id: str | None) -> None:
+    """Raise NotFound where a team is named and there is none; else its lists would be empty without a word."""
+    if team_id is not None:
+        await _find(connection, team_id, select(teams.c.id))
 
 
 async def list_teams(
@@ -203,7 +211,10 @@ async def _find(connection: AsyncConnection, team_id: str, query: Select[Any]) -
         row = (await connection.execute(query.where(teams.c.id == team_id))).mappings().one_or_none()
         if row is not None:
             return row
-    raise NotFound(f"There is no team '{team_id[:100]}'.", param="team_id", code="team_not_found")
+    found = (await connection.execute(select(teams.c.id).order_by(teams.c.id).limit(NAMED + 1))).scalars().all()
+    known = ", ".join(found[:NAMED]) + (", …" if len(found) > NAMED else "")
+    words = f"There is no team '{team_id[:100]}'" + (f"; there are {known}." if found else ", and no other yet.")
+    raise NotFound(words, param="team_id", code="team_not_found")
 
 
 async def _tell(connection: AsyncConnection, act: Act, action: str, team_id: str, details: dict[str, Any]) -> None:

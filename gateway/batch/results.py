@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.storage.database import Database
 
@@ -39,27 +38,6 @@ READ = text(f"""
     WHERE before < :bytes
     ORDER BY position
 """)  # noqa: S608  (the line is ours)
-
-
-# The code of an error, or its type, is the first in its line: quotes within a text are escaped there.
-FAILURES = text(r"""
-    SELECT coalesce(
-        substring(told FROM '"code":\s*"([^"]{1,100})"'),
-        substring(told FROM '"type":\s*"((?!error")[^"]{1,100})"'),  -- of Anthropic's errors that of the inner object
-        status
-    ) AS code, count(*) AS items
-    FROM (
-        SELECT status, convert_from(coalesce(error, response), 'UTF8') AS told
-        FROM batch_items WHERE batch_id = :batch_id AND status = ANY(CAST(:statuses AS text[]))
-    ) AS failed
-    GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 20
-""")
-
-
-async def count_failures(connection: AsyncConnection, batch_id: str) -> dict[str, int]:
-    """Return how many items failed by the code of their error, the most frequent codes first, at most 20 of them."""
-    rows = await connection.execute(FAILURES, {"batch_id": batch_id, "statuses": list(ERRORS)})
-    return {row.code: row.items for row in rows}
 
 
 async def read_results(database: Database, batch_id: str, statuses: Sequence[str]) -> AsyncIterator[bytes]:

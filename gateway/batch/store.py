@@ -13,7 +13,7 @@ from sqlalchemy import insert, literal, or_, select, text, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.batch.file_store import check_seen, new_file_id
-from gateway.batch.results import LINE
+from gateway.batch.results import ERRORS, LINE
 from gateway.batch.shapes import OPEN, WINDOWS, Fault, Item
 from gateway.core.clock import Clock
 from gateway.outbox.signing import Event
@@ -51,6 +51,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     input_tokens: int
     output_tokens: int
     cost_nanousd: int
+    failures: dict[str, int] | None  # by code, once they were asked for; gateway/batch/results.py
     tries: int
     created_at: datetime
     estimated_completion: datetime | None
@@ -267,3 +268,30 @@ ENDED = text(f"""
     ) AS items
     WHERE id = :id
 """)  # noqa: S608  (the line is ours)
+
+
+# The code of an error, or its type, is the first in its line: quotes within a text are escaped there.
+FAILURES = text(r"""
+    SELECT coalesce(
+        substring(told FROM '"code":\s*"([^"]{1,100})"'),
+        substring(told FROM '"type":\s*"((?!error")[^"]{1,100})"'),  -- of Anthropic's errors that of the inner object
+        status
+    ) AS code, count(*) AS items
+    FROM (
+        SELECT status, convert_from(coalesce(error, response), 'UTF8') AS told
+        FROM batch_items WHERE batch_id = :batch_id AND status = ANY(CAST(:statuses AS text[]))
+    ) AS failed
+    GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 20
+""")
+
+
+async def failures_of(connection: AsyncConnection, batch: Batch) -> dict[str, int] | None:
+    """Return how many items of a batch that has ended failed by the code of their error, the most frequent codes first,
+    at most 20 of them. The first look counts; the row keeps it for the others, also once the items are erased."""
+    if batch.is_open or batch.failures is not None:
+        return batch.failures
+    found = await connection.execute(FAILURES, {"batch_id": batch.id, "statuses": list(ERRORS)})
+    failures = {row.code: row.items for row in found}
+    kept = update(batches).where(batches.c.id == batch.id, batches.c.failures.is_(None)).values(failures=failures)
+    await connection.execute(kept)
+    return failures

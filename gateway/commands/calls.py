@@ -9,8 +9,10 @@ from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.ids import least_id
+from gateway.accounts.teams import check_team
 from gateway.commands.command_line import read_settings, run
 from gateway.core.clock import Clock
 from gateway.core.settings import Settings
@@ -115,7 +117,12 @@ def _page(settings: Settings, said: Mapping[str, str], team: str | None) -> Any:
         wanted: CallFilter = read_filter(said, Clock().moment(), team)
     except BadRequest as exc:
         raise typer.BadParameter(exc.message) from exc
-    return run(settings, lambda connection: list_calls(connection, wanted))
+
+    async def calls(connection: AsyncConnection) -> Any:
+        await check_team(connection, team)
+        return await list_calls(connection, wanted)
+
+    return run(settings, calls)
 
 
 def _remote_page(gateway: RemoteGateway, said: Mapping[str, str], team: str | None) -> Any:

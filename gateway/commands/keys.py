@@ -6,11 +6,13 @@ from typing import Annotated, Any
 
 import typer
 from msgspec import UnsetType
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.accounts.admin_keys import create_admin_key, list_admin_keys, revoke_admin_key
 from gateway.accounts.schemas import KeyPatch, LimitsInput, NewAdminKey, NewKey, Rotation
 from gateway.accounts.serializers import admin_key_view, key_view, list_view, made_view
-from gateway.accounts.team_keys import create_key, list_keys, revoke_key, rotate_key, update_key
+from gateway.accounts.team_keys import KeyRecord, create_key, list_keys, revoke_key, rotate_key, update_key
+from gateway.accounts.teams import check_team
 from gateway.commands.command_line import (
     ALL,
     LimitOptions,
@@ -115,7 +117,11 @@ def list_all_keys(
     """List keys by their beginnings; a whole key cannot be shown again."""
 
     def here(settings: Settings) -> View:
-        records = run(settings, lambda connection: list_keys(connection, team_id=team, limit=ALL))
+        async def keys(connection: AsyncConnection) -> list[KeyRecord]:
+            await check_team(connection, team)
+            return await list_keys(connection, team_id=team, limit=ALL)
+
+        records = run(settings, keys)
         rows = [key_view(record, Clock().moment()) for record in records]
         if settings.other_key_peppers:  # which keys are still stored under one of those?
             current = pepper_name(settings.key_pepper)

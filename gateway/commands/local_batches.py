@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.accounts.team_keys import list_keys
-from gateway.accounts.teams import get_team
+from gateway.accounts.teams import check_team, get_team
 from gateway.batch.file_store import CHUNK, add_chunk, begin_file, end_file
 from gateway.batch.limits import check_queue, check_storage, lock_limits
 from gateway.batch.results import ENDED, ERRORS, read_results
@@ -70,10 +70,12 @@ class LocalBatches:
 
     def list(self, team: str | None, status: str | None, limit: int) -> list[View]:
         """Return batches, newest first."""
-        found = run(
-            self._settings, lambda connection: list_batches(connection, team, after=None, limit=limit, status=status)
-        )
-        return [{"team_id": batch.team_id, **batch_view(batch)} for batch in found]
+
+        async def act(connection: AsyncConnection) -> Sequence[Batch]:
+            await check_team(connection, team)
+            return await list_batches(connection, team, after=None, limit=limit, status=status)
+
+        return [{"team_id": batch.team_id, **batch_view(batch)} for batch in run(self._settings, act)]
 
     def cancel(self, batch_id: str) -> View:
         """Start nothing more of a batch."""

@@ -22,6 +22,7 @@ from gateway.config.tree import ConfigFaults, Fault, Items, Node, Scalar, Sectio
 from gateway.core.keys import new_admin_key
 from gateway.core.private_files import write_privately
 
+CHECKPOINT = Path(__file__).resolve().parents[2] / "gpu_backend" / "demo_model" / "checkpoint"
 DEMO_MODEL = "tollgate-demo"
 DEMO_PRICE = {"input": 0.05, "output": 0.10}  # USD per million tokens: what teams are charged, small but not nothing
 DEMO_ABILITIES = ("chat", "completions", "embeddings", "json", "logprobs")
@@ -113,6 +114,13 @@ def stack_config(
         "drain": f"{DRAIN}s",
         "lame_duck": "0s",  # no balancer to wait for
     }
+
+
+def settings_to_check(file: Section) -> dict[str, Any]:
+    """Return what `tollgate dev` lays under a --config file, with stand-ins for secrets and addresses."""
+    stores = {"database_url": "postgresql://127.0.0.1/tollgate", "redis_url": "redis://127.0.0.1"}
+    known = StackSecrets(new_admin_key(), secrets.token_urlsafe(32), engine_secret=secrets.token_urlsafe(32))
+    return stack_config(CHECKPOINT, "http://127.0.0.1:8100", stores, known, file)
 
 
 def with_keys(env: Mapping[str, str]) -> list[str]:

@@ -20,7 +20,17 @@ import msgspec
 from gateway.config.tree import ConfigFaults, Section
 from gateway.core.private_files import write_privately
 from gateway.dev.client import DEMO_TEAM, StackClient
-from gateway.dev.config import DEMO_MODEL, DRAIN, StackSecrets, joined, read_config_file, stack_config, text_at, to_yaml
+from gateway.dev.config import (
+    CHECKPOINT,
+    DEMO_MODEL,
+    DRAIN,
+    StackSecrets,
+    joined,
+    read_config_file,
+    stack_config,
+    text_at,
+    to_yaml,
+)
 from gateway.dev.embedded import EmbeddedFault, EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
 from gateway.dev.folder import StackFolder
 from gateway.dev.greeting import Ready, welcome
@@ -30,7 +40,6 @@ from gateway.run.supervisor import Child, StartFailed, StopRequested, Supervisor
 from protocol.serving.listening import open_socket
 
 ROOT = Path(__file__).resolve().parents[2]
-CHECKPOINT = ROOT / "gpu_backend" / "demo_model" / "checkpoint"
 NEWEST_SCHEMA = max(path.stem for path in (ROOT / "migrations" / "versions").glob("[0-9]*.py"))
 ENGINE_SECRET = "TOLLGATE_ENGINE_SECRET"  # the variable in which the engine is told its secret
 START_WITHIN = 60.0  # seconds; a busy laptop takes a tenth of it

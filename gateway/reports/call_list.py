@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.core.ids import least_id, uuid_of
 from billing.core.ids import moment_of as milliseconds_of
 from billing.core.prices import Price, cost_lines
-from billing.core.records import CHARGED, OWN_KEY, REQUESTS, TOKENS
+from billing.core.records import CHARGED, OWN_KEY, REQUESTS, TOKENS, Status
 from billing.ledger.ledger import find_row
 from billing.ledger.tables import price_editions, usage_records
 from gateway.accounts.serializers import cost_view, dollars, moment
@@ -28,6 +28,8 @@ from protocol.usage import Usage
 SCANNED = 10_000
 KEEP_REFUSED = 7 * 86_400.0  # seconds
 TIMES = ("queue_ms", "first_token_ms", "prefill_ms", "decode_ms", "total_ms")
+PROCESS_LOST = "process_lost"
+LOST = "The process that ran the call ended before it: it was killed, or its machine was lost. It may be made again."
 SHOWN = (
     *("team_id", "key_id", "endpoint", "model_asked", "model_used", "provider", "tier", "priority", "route_reason"),
     *TOKENS,
@@ -59,7 +61,9 @@ async def show_call(connection: AsyncConnection, request_id: str, team_id: str |
         query = select(refused_calls).where(refused_calls.c.request_id == key)
         refused = (await connection.execute(query)).mappings().one_or_none()
     if row is not None and team_id in (None, row["team_id"]):
-        return _row_view(row, None if refused is None else refused["code"]) | await _details(connection, row)
+        view = _row_view(row, None if refused is None else refused["code"])
+        told = {"message": LOST} if view["code"] == PROCESS_LOST else {}
+        return view | told | await _details(connection, row)
     if row is None and refused is not None and team_id in (None, refused["team_id"]):
         return _refused_view(refused)
     raise NotFound(
@@ -148,6 +152,10 @@ def _chosen(rows: Any, wanted: CallFilter) -> list[ColumnElement[bool]]:
 
 def _row_view(row: Mapping[Any, Any], code: str | None) -> dict[str, Any]:
     request_id, created_at = str(row["request_id"]), moment(row["created_at"])
+    # A process that closes a call says how long it took; what one leaves open has no time, and no attempt.
+    is_lost = row["status"] in (Status.FAILED, Status.INTERRUPTED) and not (row["attempts"] or row["total_ms"])
+    if code is None and is_lost:
+        code = PROCESS_LOST
     head = {"object": "call", "request_id": request_id, "created_at": created_at, "status": row["status"], "code": code}
     own = {"key": OWN_KEY} if (row["attempts"] or [{}])[-1].get("key") == OWN_KEY else {}
     return head | cost_view(row["cost_nanousd"]) | {name: row[name] for name in SHOWN} | own

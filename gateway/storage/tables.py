@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from sqlalchemy import (
+    JSON,
     BigInteger,
     Boolean,
     Column,
@@ -157,6 +158,7 @@ batches = Table(
     Column("input_tokens", BigInteger, nullable=False, server_default=ZERO),  # of the finished items
     Column("output_tokens", BigInteger, nullable=False, server_default=ZERO),
     Column("cost_nanousd", BigInteger, nullable=False, server_default=ZERO),
+    Column("failures", JSON),  # of an ended one: failed items by code, the most frequent first; null: not asked for yet
     Column("tries", Integer, nullable=False, server_default=ZERO),  # to check the input file
     since(),
     moment("estimated_completion"),

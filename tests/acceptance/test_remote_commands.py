@@ -282,6 +282,23 @@ def test_limits_breakers_replicas_and_the_audit_log_are_shown(house: House, team
         assert "needs an admin key" in tollgate(name, "--url", house.url, "--key", team.key, exits=3).stderr
 
 
+def test_a_team_that_there_is_not_is_an_error(house: House) -> None:
+    """Of lists that choose by team, too, which were empty; it says which teams there are."""
+    admin = ("--url", house.url, "--api-key", house.admin_key)
+    for words in (("calls",), ("keys", "list"), ("batch", "list"), ("audit-log",)):
+        given = admin if words[0] in ("calls", "keys") else ("--url", house.url, "--key", house.admin_key)
+        told = tollgate(*words, "--team", "nope", *given, exits=1).stderr
+        assert "no team 'nope'; there are " in told, words
+
+
+def test_a_team_without_limits_has_none_to_show(house: House) -> None:
+    """One line in the place of empty ones."""
+    team = PayingTeam(house)
+    told = tollgate("limits", team.id, "--url", house.url, "--key", house.admin_key).stdout
+
+    assert told == f"{team.id} has no limits, and has used nothing of a day or a month.\n"
+
+
 def test_batches_are_sent_listed_and_cancelled(house: House, team: PayingTeam, tmp_path: Path) -> None:
     """A team's own by its key; those of all teams by an admin's."""
     body = {"model": "small", "messages": [{"role": "user", "content": "Hi"}]}

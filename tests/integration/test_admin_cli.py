@@ -336,6 +336,22 @@ def test_config_check_tells_every_fault(config: Path, tmp_path: Path) -> None:
     assert [fault.split(": ")[:2] for fault in faults] == [[f"{bad}:7", "drain"], [f"{bad}:8", "queues"]]
 
 
+def test_a_part_of_a_file_is_checked_as_dev_reads_it(tmp_path: Path) -> None:
+    """What `tollgate dev --config` takes, sections alone, is fine with --dev, and its faults are told with lines."""
+    part = tmp_path / "part.yaml"
+    there = "endpoints: [{region: us, base_url: https://one.example/v1}]"
+    model = "provider: mine, price: {input: 1, output: 2}, context: 8000, max_output: 100, abilities: [chat]"
+    provider = f"format: openai, api_keys: [sk-mine-0123456789], {there}"
+    part.write_text(f"providers: {{mine: {{{provider}}}}}\nmodels: {{m: {{{model}}}}}\n")
+    alone = tollgate("config", "check", str(part), exits=1)
+    fine = tollgate("config", "check", "--dev", str(part))
+    part.write_text(part.read_text() + "drain: 5\n")
+    faults = tollgate("config", "check", "--dev", str(part), exits=1)
+
+    assert "database_url" in alone.stderr and "fine: 2 models at 2 providers" in fine.stdout
+    assert faults.stderr.startswith(f"{part}:3: drain")
+
+
 def test_the_version_is_told() -> None:
     """Without a deployment."""
     told = CliRunner().invoke(gateway.cli.app, ["--version"])

@@ -19,9 +19,9 @@ from billing.ledger.ledger import insert_records
 from gateway.core.clock import Clock
 from gateway.reports import call_list
 from gateway.reports.call_filter import read_filter
-from gateway.reports.call_list import list_calls, purge_refused
+from gateway.reports.call_list import list_calls, purge_refused, show_call
 from gateway.storage.database import Database
-from gateway.storage.tables import refused_calls
+from gateway.storage.tables import refused_calls, teams
 from tests.support.factories import make_record
 
 DAY = 86_400_000  # milliseconds
@@ -86,6 +86,23 @@ async def test_a_page_looks_at_so_many_rows(database: Database, monkeypatch: pyt
     assert len(found) > 3 and [] in found
 
 
+async def test_a_call_of_a_killed_process_says_so(database: Database) -> None:
+    """Found in its journal it has no time and no attempt; one that failed at every upstream has both."""
+    lost, failed = ident(1), ident(2)
+    tried = (Attempt("upstream/us/https://one.example/v1/m", "status_500", 3.0),)
+    usual = {"team_id": "t1", "status": Status.FAILED, "cost_nanousd": 0}
+    records = [
+        make_record(request_id=lost, total_ms=0.0, attempts=(), **usual),
+        make_record(request_id=failed, total_ms=5.0, attempts=tried, **usual),
+    ]
+    async with database.begin() as connection:
+        await insert_records(connection, records, today=TODAY)
+        told = [await show_call(connection, each, "t1") for each in (lost, failed)]
+
+    assert [call["code"] for call in told] == ["process_lost", None]
+    assert "was killed" in told[0]["message"] and "message" not in told[1]
+
+
 async def test_refused_calls_go_after_a_week(database: Database) -> None:
     """Those of this week stay."""
     now = Clock().now()
@@ -134,6 +151,7 @@ def test_the_command_line_tells_of_calls(database_url: str, command_line: CliRun
 
     async def fill() -> None:
         async with Database(database_url) as database, database.begin() as connection:
+            await connection.execute(insert(teams), [{"id": "t1", "name": "t1"}])
             await insert_records(connection, [record], today=clock.today())
             await connection.execute(insert(refused_calls), [{**row, "request_id": UUID(refused)}])
 

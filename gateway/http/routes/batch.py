@@ -14,10 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.accounts.guards import operating_guard, reading_guard, team_guard
 from gateway.accounts.team_secrets import list_secrets
-from gateway.batch.results import ENDED, count_failures, read_results
+from gateway.accounts.teams import check_team
+from gateway.batch.results import ENDED, read_results
 from gateway.batch.retention import check_retained
 from gateway.batch.shapes import NewBatch, NewOpenAIBatch
-from gateway.batch.store import Batch, cancel_batch, find_batch, get_batch, list_batches
+from gateway.batch.store import Batch, cancel_batch, failures_of, find_batch, get_batch, list_batches
 from gateway.batch.views import batch_view, openai_view
 from gateway.core.clock import Clock
 from gateway.http.batch_submission import BatchSubmission
@@ -168,6 +169,7 @@ async def get_batches_of_all(request: AnyRequest) -> Response[bytes]:
     if status is not None and status not in STATUSES:
         raise invalid_value("status", f"is one of {', '.join(STATUSES)}")
     async with transaction(request) as connection:
+        await check_team(connection, team_id)
         found = await list_batches(connection, team_id, after=query.get("after"), limit=limit + 1, status=status)
     return openai_page([{"team_id": batch.team_id, **batch_view(batch)} for batch in found], limit, "batch_id")
 
@@ -194,8 +196,7 @@ async def post_cancel_of_any(request: AnyRequest, batch_id: FromPath[str]) -> Re
 
 
 async def _view_with_failures(connection: AsyncConnection, batch: Batch) -> dict[str, Any]:
-    failures = None if batch.is_open else await count_failures(connection, batch.id)
-    return {**batch_view(batch), "failures": failures}
+    return {**batch_view(batch), "failures": await failures_of(connection, batch)}
 
 
 async def _show(request: AnyRequest, batch_id: str, view: Any) -> Response[bytes]:

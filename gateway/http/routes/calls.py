@@ -7,6 +7,7 @@ from litestar import Response, get
 from litestar.params import FromPath
 
 from gateway.accounts.guards import team_admin_guard, team_guard, team_reading_guard
+from gateway.accounts.teams import check_team
 from gateway.contents.store import ContentStore
 from gateway.http.exchange import (
     AnyRequest,
@@ -67,6 +68,7 @@ async def get_calls_of_all(request: AnyRequest) -> Response[bytes]:
     query = read_parameters(request)
     wanted = read_filter(query, now_of(request), query.get("team_id"))
     async with transaction(request) as connection:
+        await check_team(connection, wanted.team_id)
         return answer(await list_calls(connection, wanted))
 
 
@@ -118,4 +120,5 @@ async def get_series_of_all(request: AnyRequest) -> Response[bytes]:
     query = read_parameters(request)
     asked = read_series_query(query, now_of(request), query.get("team_id"), for_admin=admin_of(request).sees_costs)
     async with transaction(request) as connection:
+        await check_team(connection, query.get("team_id"))
         return answer(await series(connection, asked))

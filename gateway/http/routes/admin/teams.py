@@ -43,7 +43,7 @@ from gateway.accounts.team_keys import (
     rotate_key,
     update_key,
 )
-from gateway.accounts.teams import create_team, get_team, list_teams, update_team
+from gateway.accounts.teams import check_team, create_team, get_team, list_teams, update_team
 from gateway.core.clock import Clock
 from gateway.core.errors import Forbidden
 from gateway.core.json_text import to_json
@@ -155,8 +155,7 @@ async def get_keys(request: AnyRequest) -> Response[bytes]:
     """List keys, of one team with ``team_id``; never the keys themselves."""
     query, limit = read_query(request)
     async with transaction(request) as connection:
-        if "team_id" in query:
-            await get_team(connection, query["team_id"])
+        await check_team(connection, query.get("team_id"))
         records = await list_keys(connection, team_id=query.get("team_id"), after=query.get("after"), limit=limit + 1)
     return answer(list_view([key_view(record, now_of(request)) for record in records], limit))
 
@@ -227,6 +226,7 @@ async def get_audit_log(request: AnyRequest) -> Response[bytes]:
     if (form := query.get("format", "json")) not in ("json", "ocsf"):
         raise invalid_value("format", "is json or ocsf")
     async with transaction(request) as connection:
+        await check_team(connection, query.get("team_id"))
         entries = await list_acts(
             connection, team_id=query.get("team_id"), action=query.get("action"), limit=limit + 1, **ends
         )
