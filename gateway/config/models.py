@@ -105,6 +105,11 @@ def _read_at_one(
         complain(fields.node("gpu_hour") or node, faults, f"only for our own engine; {provider_name} is no such thing")
     said = fields.find("batch_discount", number(0, 1, above=True))
     own_discount = said if own and said is not None else 1.0
+    if Capability.REALTIME in abilities and provider is not None and (own or provider.format != "openai"):
+        words = (
+            f"`realtime` needs a provider with `format: openai` that is no engine of our own; {provider_name} is none"
+        )
+        complain(fields.node("abilities") or node, faults, words)
     price = _price(fields, known_as, set(abilities), listed, own_discount)
     has_batch_api = provider is not None and provider.batch_api
     batch_price = replace(price, batch_discount=PROVIDERS_DISCOUNT if said is None else said)
@@ -222,6 +227,9 @@ def _written_price(node: Node, faults: Faults, abilities: set[Capability], disco
     units: dict[str, Any] = {kind: fields.get(kind, dollars, None) for kind in plain}
     if pictures:
         units["image"] = max(row.price for row in pictures)
+    for part, whole in (("cached_audio", "audio_input"), ("cached_image", "image_input")):
+        if part in given and whole not in given:
+            complain(fields.node(part) or node, faults, f"a part of what `{whole}` costs: add that")
     fields.asked += kinds
     fields.close()
     for lower, upper in pairwise(steps):

@@ -94,8 +94,8 @@ def test_models_are_listed_and_shown(openai: OpenAI) -> None:
     names = [model.id for model in openai.models.list()]
 
     named = ["small", "large", "claude", "gpt", "gpt-entra", "native-before", "native-unpriced", "gemini"]
-    others = ["painter", "brush", "native", "sketch", "canvas", "voice", "actor", "scribe", "clerk", "ranker"]
-    assert names == [*named, *others, "auto", "old-name"]
+    others = ["painter", "brush", "native", "sketch", "canvas", "voice", "actor", "scribe", "clerk"]
+    assert names == [*named, *others, "talker", "classic-talker", "ranker", "auto", "old-name"]
     assert openai.models.retrieve("old-name").id == "old-name"
 
 

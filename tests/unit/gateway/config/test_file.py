@@ -439,6 +439,12 @@ MODEL_FAULTS = [
     ("{provider: openai, upstream_model: gpt-4o, context: 10, max_output: 11}", "max_output", "`context`"),
     ("{provider: openai, upstream_model: gpt-4o, max_output: 9, default_output: 10}", "default_output", "`max_output`"),
     ("{provider: openai, upstream_model: gpt-4o, abilities: [chat, talk]}", "abilities[1]", "found the text 'talk'"),
+    ("{provider: own, price: {input: 1, output: 1}, abilities: [chat, realtime]}", "abilities", "needs a provider"),
+    (
+        "{provider: openai, upstream_model: gpt-4o, price: {input: 1, output: 1, cached_audio: 1}}",
+        "price.cached_audio",
+        "a part of what `audio_input` costs",
+    ),
     ("{provider: openai, upstream_model: gpt-4o, tiers: [slow]}", "tiers[0]", "interactive, batch"),
     ("{provider: openai, upstream_model: gpt-4o, batch_discount: 0}", "batch_discount", "above 0"),
     ("{provider: openai, upstream_model: gpt-4o, gpu_hour: 3}", "gpu_hour", "our own engine"),
