@@ -198,7 +198,7 @@ def _mixture_error(setting: Setting, kind: str) -> float:
 
 
 CHECKS = (
-    Check("kernel: choices of experts", choices_of_experts),
+    Check("kernel: choices of experts", choices_of_experts, long=(torch.float32,)),
     Check("kernel: mixtures of experts", mixtures_of_experts, long=(torch.bfloat16,)),
     Check("kernel: mixtures of few bits", mixtures_of_few_bits, long=(torch.bfloat16,)),
     Check("kernel: mixtures of GPT-OSS", mixtures_of_gpt_oss, long=(torch.bfloat16,)),

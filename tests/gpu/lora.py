@@ -55,6 +55,6 @@ def _inputs(setting: Setting, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor
 
 
 CHECKS = (
-    Check("kernel: adapters by row", adapters_by_row),
+    Check("kernel: adapters by row", adapters_by_row, long=(torch.float32,)),
     Check("kernel: adapters whatever the batch", adapters_whatever_the_batch, long=(torch.float32, torch.bfloat16)),
 )

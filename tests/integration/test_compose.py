@@ -142,7 +142,7 @@ def wait_until_healthy(name: str, outside: Outside, process: subprocess.Popen[by
     while subprocess.run(check, env=environment, cwd="/", capture_output=True).returncode != 0:
         assert process.poll() is None, f"{name} ended with {process.returncode}"
         assert time.monotonic() < deadline, f"{name} was not healthy in time"
-        time.sleep(1.0)  # each check is a process, and what it waits for needs the CPU
+        time.sleep(2.0)  # each check is a process, and what it waits for needs the CPU
 
 
 @pytest.mark.timeout(240)

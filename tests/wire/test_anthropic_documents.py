@@ -190,7 +190,7 @@ def written(events: list[Event]) -> dict[str, Any]:
 
 
 @given(st.lists(texts | thoughts | hidden | calls | searches | found, min_size=1, max_size=6), ENDS, st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_message_comes_through_to_the_last_field(
     content: list[dict[str, Any]], ends: dict[str, Any], data: st.DataObject
 ) -> None:

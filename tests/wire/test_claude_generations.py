@@ -125,7 +125,7 @@ def refusable(model: str) -> set[str]:
 
 
 @given(models, chats)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_every_chat_is_one_that_the_model_takes(model: str, request: ChatRequest) -> None:
     """Whatever is combined; only a call that must be made, where none can be forced, an object without a schema there,
     and a reply that was begun, where none is gone on with, are refused by their names."""
@@ -136,7 +136,7 @@ def test_every_chat_is_one_that_the_model_takes(model: str, request: ChatRequest
 
 
 @given(models, natives)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_every_message_is_one_that_the_model_takes(model: str, native: MessagesRequest) -> None:
     """A model of another generation than its caller wrote for is asked in its own way."""
     try:
