@@ -263,7 +263,7 @@ def test_team_sees_what_is_left_of_its_limits(house: House, page: Page) -> None:
     enter(page, house, key, "budgets")
     page.wait_text("$7.00 left of $7.00")
 
-    assert "Ends at, at the rate so far $0.00" in page.text()
+    assert "Month ends at $0.00 at the rate so far" in page.text()
     assert "Requests a minute at most 60" in page.text()  # what is left of it, only an answer says
     assert "Teams and keys" not in page.text()
 

@@ -41,7 +41,7 @@ function OfOwn({ api }) {
     ${error && html`<${Problem} error=${error} again=${again} />`}
     ${!Number.isNaN(used) && html`<div class="figures">
       <${Figure} label="Dollars this month" value=${usd(used)}>${limit === null ? "no limit a month" : `of ${usd(limit)}`}<//>
-      <${Figure} label="Ends at, at the rate so far" value=${html`<span class=${limit !== null && used * ahead() > limit ? "bad" : ""}>${usd(used * ahead(), [used])}</span>`}>${limit !== null && used * ahead() > limit ? "past its limit" : "on the last day of the month"}<//>
+      <${Figure} label="Month ends at" value=${html`<span class=${limit !== null && used * ahead() > limit ? "bad" : ""}>${usd(used * ahead(), [used])}</span>`}>${limit !== null && used * ahead() > limit ? "past its limit, at the rate so far" : "at the rate so far"}<//>
     </div>`}
     <div class="columns">
       <section><h2>${team.name}</h2><${Bars} scope=${team} left=${api.left} /></section>

@@ -72,7 +72,7 @@ export default function Calls({ api, role, query, go }) {
       </div>
       ${isLive
         ? html`<button aria-pressed=${isPaused} onClick=${() => setPaused(!isPaused)}>${isPaused ? "Go on" : "Pause"}</button>
-            <span class="soft">${isPaused ? "Paused" : fresh ? `${fresh >= PAGE ? `${PAGE} or more` : fresh} new above` : isStreamed ? "As they end" : `Every ${LIVE / 1000} seconds${at ? `, seen ${clock(at)} UTC` : ""}`}</span>`
+            <span class="soft">${isPaused ? "Paused" : fresh ? `${fresh >= PAGE ? `${PAGE} or more` : fresh} new above` : isStreamed || query.call ? "As they end" : `Every ${LIVE / 1000} seconds${at ? `, seen ${clock(at)} UTC` : ""}`}</span>`
         : html`<${PeriodBar} query=${query} go=${go} />`}
     </div>
     <${Chips} isOfAll=${role === "admin" && !api.team} query=${query} go=${go} />
