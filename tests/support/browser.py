@@ -118,7 +118,6 @@ class Page:
         self._browser, self._session, self._target = browser, session, target
         self.asked: list[str] = []  # URLs, in their order
         self.faults: list[str] = []  # uncaught errors, and what a policy forbade
-        self.awaited: dict[str, str] = {}  # URLs that have no whole answer yet, by the browser's id of the request
 
     def ask(self, method: str, **params: Any) -> Any:
         """Send a command to this page."""
@@ -132,9 +131,6 @@ class Page:
         """Note what the browser tells."""
         if method == "Network.requestWillBeSent" and not params["request"]["url"].startswith("data:"):
             self.asked.append(params["request"]["url"])
-            self.awaited[params["requestId"]] = params["request"]["url"]
-        elif method in ("Network.loadingFinished", "Network.loadingFailed"):
-            self.awaited.pop(params["requestId"], None)
         elif method == "Runtime.exceptionThrown":
             self.faults.append(str(params["exceptionDetails"].get("exception", params)))
         elif method == "Log.entryAdded" and params["entry"]["source"] in ("security", "violation"):

@@ -1,0 +1,79 @@
+# What a call adds in the gateway's process while one watches GET /admin/live, in instructions (callgrind, of valgrind):
+# that it is noted, told through Redis, read again and encoded for a watcher. Other programs do not change the figures;
+# trips to Redis, four a second however many calls there are, are not among them.
+#
+#   python -m benchmarks.watched [--calls 2000]
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from benchmarks.ledger import make_calls
+from gateway.core.clock import Clock
+from gateway.core.json_text import to_json
+from gateway.http.routes.live import _encoded
+from gateway.telemetry.live_events import LiveEvents, Watcher
+
+TOGETHER = 25  # calls that are told in one message: a hundred a second of one process
+WATCHERS = (0, 1, 10)
+
+
+def main() -> None:
+    """Count, and print a table; or do so many calls, as the benchmark does under callgrind."""
+    parser = argparse.ArgumentParser(description="Count what a call adds for those who watch.")
+    parser.add_argument("--calls", type=int, default=2000)
+    parser.add_argument("--do", type=int, nargs=2, metavar=("CALLS", "WATCHERS"))
+    options = parser.parse_args()
+    if options.do is not None:
+        follow(*options.do)
+        return
+    if shutil.which("valgrind") is None:
+        print("SKIPPED: there is no valgrind on this machine")
+        return
+    print("| while it is watched by | instructions a call adds |\n| --- | --- |")
+    for watchers in WATCHERS:
+        few, many = counted(TOGETHER, watchers), counted(options.calls + TOGETHER, watchers)
+        print(f"| {watchers or 'none here, one at another process'} | {(many - few) // options.calls:,} |")
+
+
+def counted(calls: int, watchers: int) -> int:
+    """Return the instructions of a process that does so many calls."""
+    with tempfile.TemporaryDirectory(prefix="tollgate-bench-") as folder:
+        out = Path(folder) / "counts"
+        callgrind = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", "--log-file=/dev/null"]
+        words = [sys.executable, "-m", "benchmarks.watched", "--do", str(calls), str(watchers)]
+        subprocess.run([*callgrind, *words], check=True, env={"PYTHONHASHSEED": "0", "PYTHONPATH": str(Path.cwd())})
+        return int(re.findall(r"^(?:totals|summary): (\d+)", out.read_text(), re.MULTILINE)[-1])
+
+
+def follow(calls: int, watchers: int) -> None:
+    """Note calls and tell them, to so many who watch."""
+    unused: Any = SimpleNamespace(on_record=None, on_kept=None)
+    live = LiveEvents(unused, unused, unused, Clock())
+    watching = [Watcher(None) for _ in range(watchers)]
+    live._follow(is_watched=True)
+    [record] = make_calls(1)
+    for _ in range(calls // TOGETHER):
+        for _ in range(TOGETHER):
+            unused.on_record(record)
+        events, dropped = live._take_gathered()
+        message = to_json({"events": events, "dropped": dropped})
+        if watching:
+            said = msgspec.json.decode(message)
+            for watcher in watching:
+                watcher.tell(said["events"], said["dropped"])
+                b"".join(map(_encoded, watcher.take()[0]))
+
+
+if __name__ == "__main__":
+    main()
