@@ -234,6 +234,38 @@ async def test_a_whole_answer_is_redacted_wherever_it_says_so(guarding: Guarding
     }
 
 
+async def test_what_an_upstream_tells_in_its_own_words_is_redacted_in_each_event(guarding: Guarding) -> None:
+    """Pieces as they were cut, without the tokens that spell them; what is told again whole, by the same names; the
+    rest byte for byte."""
+    said, to = "Ask bo@example.com, please.", '{"to":"bo@example.com"}'
+    words = {"type": "response.output_text.delta", "item_id": "msg_415-555-2671", "logprobs": [{"token": "bo"}]}
+    call = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "send", "arguments": to}
+    told: list[dict[str, Any]] = [
+        *(words | {"delta": said[place : place + 2]} for place in range(0, len(said), 2)),
+        {"type": "response.output_text.done", "text": said, "logprobs": [{"token": "bo"}]},
+        *({"type": "response.function_call_arguments.delta", "delta": sign} for sign in to),
+        {"type": "response.output_item.done", "item": call},
+    ]
+    hook, out = hook_of(guarding), list[Delta]()
+    for event in told:
+        raw = msgspec.json.decode(msgspec.json.encode(event), type=dict[str, Raw])
+        piece = event.get("delta", "")
+        is_call = piece and "arguments" in event["type"]
+        delta = Delta(tool_calls=(ToolCallDelta(0, piece),)) if is_call else Delta(text=piece)
+        out += hook.delta(replace(delta, told=raw))
+    out += hook.delta(END)
+    events = [msgspec.json.decode(msgspec.json.encode(delta.told)) for delta in out if delta.told is not None]
+
+    pieces = [
+        "".join(each["delta"] for each in events if kind in each["type"])
+        for kind in (".output_text.delta", "arguments")
+    ]
+    assert pieces == ["Ask [redacted email 1], please.", '{"to":"[redacted email 1]"}']
+    assert events[-1]["item"] == call | {"arguments": '{"to":"[redacted email 1]"}'}
+    assert {"type": "response.output_text.done", "text": "Ask [redacted email 1], please.", "logprobs": []} in events
+    assert events[0] == told[0] and not any("bo" in event.get("delta", "") for event in events)
+
+
 @pytest.mark.parametrize("is_known", [True, False], ids=["live", "answered in a batch of its provider"])
 async def test_an_answer_goes_on_with_the_names_of_its_request(guarding: Guarding, is_known: bool) -> None:
     """Who was the first in the request is the first in the answer; who is new there has the next number."""
