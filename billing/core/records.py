@@ -115,11 +115,6 @@ class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether the cache answered."""
         return self.attempts[-1:] != () and self.attempts[-1].outcome == CACHED
 
-    @property
-    def used_own_key(self) -> bool:
-        """Whether its team's own account at the provider is charged."""
-        return self.attempts[-1:] != () and self.attempts[-1].key == OWN_KEY
-
 
 class Served(Struct, frozen=True, array_like=True):
     """Which target answers a call, as a record names it."""
