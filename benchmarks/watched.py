@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,9 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.instructions import control, instructions_in
 from benchmarks.ledger import make_calls
+from benchmarks.stack import Server
 from gateway.core.clock import Clock
 from gateway.core.json_text import to_json
 from gateway.http.routes.live import _encoded
@@ -32,28 +33,42 @@ def main() -> None:
     """Count, and print a table; or do so many calls, as the benchmark does under callgrind."""
     parser = argparse.ArgumentParser(description="Count what a call adds for those who watch.")
     parser.add_argument("--calls", type=int, default=2000)
-    parser.add_argument("--do", type=int, nargs=2, metavar=("CALLS", "WATCHERS"))
+    parser.add_argument("--do", type=int, metavar="CALLS", help="do so many for each number of watchers that is said")
     options = parser.parse_args()
     if options.do is not None:
-        follow(*options.do)
+        print("ready", flush=True)
+        for said in sys.stdin:
+            follow(options.do, int(said))
+            print("done", flush=True)
         return
     if shutil.which("valgrind") is None:
         print("SKIPPED: there is no valgrind on this machine")
         return
     print("| while it is watched by | instructions a call adds |\n| --- | --- |")
-    for watchers in WATCHERS:
-        few, many = counted(TOGETHER, watchers), counted(options.calls + TOGETHER, watchers)
-        print(f"| {watchers or 'none here, one at another process'} | {(many - few) // options.calls:,} |")
+    for watchers, instructions in counted(options.calls).items():
+        print(f"| {watchers or 'none here, one at another process'} | {instructions:,} |")
 
 
-def counted(calls: int, watchers: int) -> int:
-    """Return the instructions of a process that does so many calls."""
+def counted(calls: int) -> dict[int, int]:
+    """Return the instructions of a call by how many watch."""
     with tempfile.TemporaryDirectory(prefix="tollgate-bench-") as folder:
-        out = Path(folder) / "counts"
-        callgrind = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", "--log-file=/dev/null"]
-        words = [sys.executable, "-m", "benchmarks.watched", "--do", str(calls), str(watchers)]
-        subprocess.run([*callgrind, *words], check=True, env={"PYTHONHASHSEED": "0", "PYTHONPATH": str(Path.cwd())})
-        return int(re.findall(r"^(?:totals|summary): (\d+)", out.read_text(), re.MULTILINE)[-1])
+        out, found = Path(folder) / "counts", {}
+        callgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}.%p"]
+        words = [sys.executable, "-m", "benchmarks.watched", "--do", str(calls)]
+        command = [*callgrind, "--log-file=/dev/null", *words]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdin is not None and process.stdout is not None
+            server = Server("watched", "", "", (process.pid,))
+            process.stdout.readline()  # it has imported all
+            control("--instr=on", server)
+            for watchers in WATCHERS:
+                control("--zero", server)
+                print(watchers, file=process.stdin, flush=True)
+                process.stdout.readline()
+                control("--dump", server)
+                found[watchers] = instructions_in(Path(folder), process.pid) // calls
+            process.stdin.close()
+        return found
 
 
 def follow(calls: int, watchers: int) -> None:
