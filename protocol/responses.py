@@ -344,7 +344,7 @@ class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
         parts = [part for item in items for content in (item.content, item.output) for part in content or ()]
         of_parts = [getattr(part, name, None) for part in parts for name in ("annotations", "filename")]
         searched = [item.call_id for item in items if item.type in OF_TOOL_SEARCH]
-        of_items = [said for item in items for said in (upstreams_id(item.id), item.phase, item.execution)]
+        of_items = [said for item in items for said in (told_id(item), item.phase, item.execution)]
         found: list[Any] = [tool for tool in self.tools or () if tool.is_hosted]
         found += [said for tool in self.tools or () for said in (tool.filters, tool.user_location, tool.execution)]
         context = None if self.reasoning is None else self.reasoning.context
@@ -404,6 +404,12 @@ def upstreams_id(own: str | None) -> str | None:
     """Return what the upstream called an item that it gave; ``None`` for others."""
     found = _OWN.fullmatch(own or "")
     return f"{found[1]}_{found[3]}" if found is not None and found[3] else None
+
+
+def told_id(item: InputItem) -> str | None:
+    """Return the id by which an upstream is told an item: what it called it, or none; what a tool of its own did needs
+    one, of whichever upstream."""
+    return upstreams_id(item.id) or (item.id if item.type in OF_HOSTED else None)
 
 
 def response_of_item(own: str | None) -> str | None:

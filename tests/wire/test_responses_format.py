@@ -139,6 +139,18 @@ def test_fields_of_other_tools_and_items_are_not_sent() -> None:
     assert "SECRET" not in str(body) and [tool["type"] for tool in body["tools"]] == ["function", "namespace"]  # type: ignore[attr-defined]
 
 
+def test_what_tools_did_elsewhere_keeps_its_id() -> None:
+    """An upstream wants one of such an item, and none of a message that another gave; what it is told is judged."""
+    given = (
+        InputItem(type="web_search_call", id="ws_1", status="completed", action={"type": "search", "query": "q"}),
+        InputItem(type="message", id="msg_1", role="assistant", content="Yes."),
+    )
+    asked = replace(ASKED, input=given)
+
+    assert [item.get("id") for item in sent(asked)["input"]] == ["ws_1", None]
+    assert "ws_1" in asked.beside_chat() and "msg_1" not in asked.beside_chat()
+
+
 def test_only_what_an_upstream_sealed_goes_back_to_it() -> None:
     """Not what was sealed here, nor what is thought in words; nothing where it refuses it."""
     thoughts = [

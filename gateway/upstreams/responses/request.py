@@ -22,6 +22,7 @@ from protocol.responses import (
     ReasoningConfig,
     ResponsesRequest,
     TextConfig,
+    told_id,
     upstreams_id,
 )
 from protocol.responses_to_chat import SEALED_REASONING, is_sealed_elsewhere
@@ -95,9 +96,9 @@ def _has_back(item: InputItem, asking: Asking) -> bool:
 
 
 def _item(item: InputItem) -> dict[str, Any]:
-    """Return an item as its upstream knows it, by the id that this gave it or by none."""
+    """Return an item as its upstream knows it."""
     foreign = {} if item.type in (*OF_HOSTED, *OF_TOOL_SEARCH) else dict.fromkeys(CALL_FIELDS)  # no policy read those
-    told: dict[str, Any] = {"type": item.type} | msgspec.to_builtins(replace(item, id=upstreams_id(item.id), **foreign))
+    told: dict[str, Any] = {"type": item.type} | msgspec.to_builtins(replace(item, id=told_id(item), **foreign))
     if (request := item.approval_request_id) is not None:
         told["approval_request_id"] = upstreams_id(request) or request
     if item.type == "image_generation_call":
