@@ -120,5 +120,6 @@ async def get_series_of_all(request: AnyRequest) -> Response[bytes]:
     query = read_parameters(request)
     asked = read_series_query(query, now_of(request), query.get("team_id"), for_admin=admin_of(request).sees_costs)
     async with transaction(request) as connection:
+        found = await series(connection, asked)  # first: it sets the transaction's isolation
         await check_team(connection, query.get("team_id"))
-        return answer(await series(connection, asked))
+        return answer(found)
