@@ -52,7 +52,8 @@ def predict_seconds(command: Generate, scheduler: Scheduler, config: StepConfig,
     until_slot = turns * mean * step / max(len(running), 1)
 
     known = len(command.prompt_token_ids) + len(command.resume_token_ids)
-    prefill = known * seconds_per_token + cost.pair * chunk_work(0, known).pairs
+    towers = sum(picture.tower_tokens for picture in command.pictures)
+    prefill = (known + towers) * seconds_per_token + cost.pair * chunk_work(0, known).pairs
     is_idle = not running and not before
     tokens = 1 if is_idle else min(mean, command.sampling.max_tokens - len(command.resume_token_ids))
     one_more = cost.seconds(decodes + StepWork(1, known, known))

@@ -8,6 +8,7 @@ from collections.abc import Sequence as SequenceOf
 
 from gpu_backend.step.config import StepConfig
 from gpu_backend.step.cost import StepCost, StepWork, chunk_work, plan_work
+from gpu_backend.step.picture import Picture
 from gpu_backend.step.plan import SequenceStep
 from gpu_backend.step.sequence import Sequence
 
@@ -92,10 +93,11 @@ class StepBudget:
             most = min(most, self._batch_left)
         taken = most
         if self._cost is not None:
-            taken = largest_chunk(self._cost, self._work, self._limit, sequence.num_computed, most)
+            start, pictures = sequence.num_computed, sequence.pictures
+            taken = largest_chunk(self._cost, self._work, self._limit, start, most, pictures)
             taken = max(taken, min(most, self._least))
             self._least = 0
-            self._work += chunk_work(sequence.num_computed, taken)
+            self._work += chunk_work(start, taken, pictures)
             self._is_spent = taken < most
         self._left -= taken
         if sequence.tier == "batch":
@@ -118,12 +120,14 @@ def open_budget(
     return StepBudget(config, block_size, steps, num_batch, num_batch_decodes)
 
 
-def largest_chunk(cost: StepCost, work: StepWork, limit: float, start: int, most: int) -> int:
+def largest_chunk(
+    cost: StepCost, work: StepWork, limit: float, start: int, most: int, pictures: SequenceOf[Picture] = ()
+) -> int:
     """Return how many tokens from position ``start``, at most ``most``, keep a step with ``work`` within ``limit``."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        if cost.seconds(work + chunk_work(start, middle)) <= limit:
+        if cost.seconds(work + chunk_work(start, middle, pictures)) <= limit:
             low = middle
         else:
             high = middle - 1

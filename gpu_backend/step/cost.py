@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from gpu_backend.step.picture import Picture, tower_tokens
 from gpu_backend.step.plan import SequenceStep
 
 
@@ -19,10 +20,11 @@ class StepWork:
     context: int = 0  # whose keys and values are read, over all sequences
     pairs: int = 0  # of a computed token with a token it attends to
     prompts: int = 0  # of which a part is computed; a step without any is replayed from a graph, where there are graphs
+    towers: int = 0  # tokens that would take as long as what towers make of pictures
 
     def __add__(self, other: StepWork) -> StepWork:
         tokens, context, pairs = self.tokens + other.tokens, self.context + other.context, self.pairs + other.pairs
-        return StepWork(tokens, context, pairs, self.prompts + other.prompts)
+        return StepWork(tokens, context, pairs, self.prompts + other.prompts, self.towers + other.towers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class StepCost:
 
     def seconds(self, work: StepWork) -> float:
         """Predict how long a step with this work takes."""
-        products = self.token * work.tokens
+        products = self.token * (work.tokens + work.towers)
         reading = self.weights if self.weights > products else products
         launching = self.launching if work.prompts else 0.0
         return self.fixed + launching + reading + self.context * work.context + self.pair * work.pairs
@@ -73,19 +75,22 @@ def read_step_cost(path: Path) -> StepCost:
     return StepCost(**found)
 
 
-def chunk_work(start: int, num_tokens: int) -> StepWork:
-    """Return the work of computing that many tokens of one sequence from position ``start`` on."""
+def chunk_work(start: int, num_tokens: int, pictures: Sequence[Picture] = ()) -> StepWork:
+    """Return the work of computing that many tokens of one sequence, with ``pictures``, from position ``start`` on."""
     end = start + num_tokens
-    return StepWork(num_tokens, end, num_tokens * start + num_tokens * (num_tokens + 1) // 2, int(num_tokens > 0))
+    pairs = num_tokens * start + num_tokens * (num_tokens + 1) // 2
+    return StepWork(num_tokens, end, pairs, int(num_tokens > 0), tower_tokens(pictures, start, end) if pictures else 0)
 
 
 def plan_work(steps: Iterable[SequenceStep]) -> StepWork:
     """Return the work of a step plan's sequences."""
-    tokens = context = pairs = prompts = 0
+    tokens = context = pairs = prompts = towers = 0
     for step in steps:
         count, start = len(step.token_ids), step.start
         tokens += count
         context += start + count
         pairs += count * start + count * (count + 1) // 2
         prompts += count > 1 and step.num_known > 1
-    return StepWork(tokens, context, pairs, prompts)
+        if step.pictures:
+            towers += tower_tokens([part.picture for part in step.pictures], start, start + count)
+    return StepWork(tokens, context, pairs, prompts, towers)

@@ -20,6 +20,7 @@ class Picture:
     width: int
     height: int
     pixels: bytes = field(repr=False)  # rows of RGB
+    tower_tokens: int = 0  # of the model, whose matrix products are as many as those of its tower
 
     @property
     def end(self) -> int:
@@ -45,6 +46,12 @@ def parts_of(pictures: Iterable[Picture], prompt: Sequence[int], start: int, end
         if rows:
             parts.append(PicturePart(picture, prompt[picture.start : first].count(picture.token_id), rows))
     return tuple(parts)
+
+
+def tower_tokens(pictures: Iterable[Picture], start: int, end: int) -> int:
+    """Return what the tower takes, in tokens, in a step from position ``start`` to before ``end``: all of each picture
+    that begins there."""
+    return sum(picture.tower_tokens for picture in pictures if start <= picture.start < end)
 
 
 def names_of(pictures: Iterable[Picture], start: int, end: int) -> bytes:

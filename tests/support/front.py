@@ -39,7 +39,9 @@ SMALL = {"vocab_size": 260, "hidden_size": 2, "eos_token_id": END}
 VISION = {
     "architectures": ["Mistral3ForConditionalGeneration"],
     "image_token_index": IMAGE,
-    "text_config": SMALL | {"model_type": "mistral"},
+    "text_config": SMALL
+    | {"model_type": "mistral", "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    | {"intermediate_size": 2, "head_dim": 2},
     "vision_config": {"model_type": "pixtral", "patch_size": 4, "image_size": 64},
 }
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

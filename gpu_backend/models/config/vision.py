@@ -48,6 +48,15 @@ class VisionConfig:
         rows, columns = ((math.floor(pixels / ratio) - 1) // side + 1 for pixels in (height, width))
         return max(1, rows), max(1, columns)
 
+    def products(self, rows: int, columns: int) -> int:
+        """Return how often it multiplies and adds for a picture of so many tokens: each patch looks at all of them."""
+        tokens, size = rows * columns, self.hidden_size
+        patches = tokens * self.merge**2
+        layer = 4 * size**2 + 3 * size * self.intermediate_size + 2 * size * patches
+        merger = (self.merge * size) ** 2 if self.merges else 0
+        projector = merger + self.text_size * (size + self.text_size)
+        return patches * (self.num_layers * layer + 3 * self.patch_size**2 * size) + tokens * projector
+
     @property
     def most_patches(self) -> int:
         """Patches of the largest picture."""

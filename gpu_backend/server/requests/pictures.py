@@ -112,7 +112,8 @@ def place_pictures(
         own = sight.tokens_of(one.width, one.height)
         digest = blake2b(f"{len(tenant)} {tenant} {one.width} ".encode(), digest_size=16)
         digest.update(one.data)
-        placed.append(Picture(len(prompt), len(own), sight.image, digest.digest(), one.width, one.height, one.data))
+        where, name, towers = len(prompt), digest.digest(), sight.tower_tokens(one.width, one.height)
+        placed.append(Picture(where, len(own), sight.image, name, one.width, one.height, one.data, towers))
         prompt += own
     if len(prompt) > most:
         raise ContextLengthExceeded(most + 1, len(prompt), "messages")
