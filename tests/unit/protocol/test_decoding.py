@@ -79,7 +79,7 @@ def test_what_could_be_misunderstood_is_refused(fields: str, param: str | None, 
         (ChatRequest, {"model": "m", "messages": [{"role": "usr"}]}, "assistant, developer, system, tool, user"),
         (TeamPatch, {"safety": {"input": "blok"}}, "block, flag, off"),
         (TeamPatch, {"safety": {"levels": {"secrets": "blok"}}}, "block, flag, off, redact"),
-        (TeamPatch, {"safety": {"inputs": "block"}}, "input, output, levels"),
+        (TeamPatch, {"safety": {"inputs": "block"}}, "input, output, levels, redacts"),
     ],
 )
 def test_where_few_names_are_right_they_are_named(kind: type, body: object, words: str) -> None:
