@@ -417,6 +417,7 @@ def test_a_response_that_does_not_begin_is_owed_once(
         talk.response.create(event_id="mine")
         talk.response.create(event_id="mine")
         error = heard(talk, "error")[-1].error
+    until(lambda: voices.closed)  # it has heard all
     row = newest()
 
     assert (error.code, error.param, voices.kinds().count(RESPONSE)) == ("duplicate_event", "event_id", 1)
