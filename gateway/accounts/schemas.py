@@ -234,7 +234,8 @@ async def with_checked_webhook(wanted: Webhooked, allow: Sequence[Network]) -> W
 
 def check_contents(wanted: TeamContents | UnsetType | None, most: float) -> None:
     """Refuse to keep contents for longer than ``most`` seconds, the deployment's retention. Raises BadRequest."""
-    if not isinstance(wanted, TeamContents) or 1 <= wanted.keep_days <= (days := int(most / 86_400)):
+    days = int(most / 86_400)
+    if not isinstance(wanted, TeamContents) or 1 <= wanted.keep_days <= days:
         return
     if days < 1:
         raise invalid_value("contents", "must be null: this deployment keeps no contents (retention.contents)")
