@@ -429,7 +429,7 @@ def _said_arguments(tool: dict[str, Any], said: str) -> str:
     """Return the JSON object that stands behind a tool's name in a JSON text, or nothing."""
     _, _, rest = said.partition(f"{tool['name']} {{")
     try:
-        return json.dumps(json.JSONDecoder().raw_decode("{" + rest.replace('\\"', '"'))[0]) if rest else ""
+        return json.dumps(json.JSONDecoder().raw_decode("{" + re.sub(r'\\+"', '"', rest))[0]) if rest else ""
     except ValueError:
         return ""
 
