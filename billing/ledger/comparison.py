@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime
 from decimal import ROUND_HALF_EVEN, Decimal
 
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from billing.core.money import NanoDollars
 from billing.core.prices import Price, cost_of, price_at
 from billing.core.records import TOKENS
-from billing.ledger.statements import Line, Totals
+from billing.ledger.statements import Line, Totals, sum_totals
 from protocol.usage import Usage
 
 BATCH = "batch"  # the tier with a discount at our own engines
@@ -39,20 +39,27 @@ def uses_of(lines: Iterable[Line], price: Price | None) -> list[Use]:
 
     ``price`` is that of the model to compare with, as ``price_on`` returns it.
     """
-    found: dict[tuple[str | None, ...], Use] = {}
+    uses = []
     for line in lines:
-        *groups, tier = line.groups
         totals = line.total + line.corrections
-        compared = None if price is None else _cost_of_totals(totals, price, tier)
-        use = Use(groups=tuple(groups), totals=totals, compared_nanousd=compared)
-        found[use.groups] = found[use.groups] + use if use.groups in found else use
+        compared = None if price is None else _cost_of_totals(totals, price, line.groups[-1])
+        uses.append(Use(groups=line.groups, totals=totals, compared_nanousd=compared))
+    return add_up(uses, slice(-1))
+
+
+def add_up(uses: Iterable[Use], part: slice) -> list[Use]:
+    """Return the uses added up over all but a part of their groups, in the order in which each part is first met."""
+    found: dict[tuple[str | None, ...], Use] = {}
+    for use in uses:
+        groups = use.groups[part]
+        found[groups] = found[groups] + use if groups in found else replace(use, groups=groups)
     return list(found.values())
 
 
-def sum_of(uses: Iterable[Use], *, is_compared: bool) -> Use:
+def sum_of(uses: Sequence[Use], *, is_compared: bool) -> Use:
     """Return the sum of all uses."""
-    nothing = Use(groups=(), totals=Totals(), compared_nanousd=NanoDollars(0) if is_compared else None)
-    return sum(uses, nothing)
+    compared = NanoDollars(sum(use.compared_nanousd or 0 for use in uses)) if is_compared else None
+    return Use(groups=(), totals=sum_totals(use.totals for use in uses), compared_nanousd=compared)
 
 
 def price_on(price: Price, day: date) -> Price:

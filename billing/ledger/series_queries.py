@@ -117,13 +117,13 @@ async def read_sums(connection: AsyncConnection, asked: SeriesQuery) -> Sums:
             SELECT name, row_number() OVER (ORDER BY sum({named[0]}) DESC, name COLLATE "C") AS nth
             FROM cell GROUP BY name HAVING {" OR ".join(f"sum({value}) <> 0" for value in named)}
         )
-        SELECT least(nth, CAST(:top AS bigint) + 1) AS nth, min(name) AS name, place, count(DISTINCT name) AS names,
+        SELECT least(nth, CAST(:top AS bigint) + 1) AS nth, min(name) AS name, place,
                (SELECT count(*) FROM line) AS lines, {", ".join(f"CAST(sum({value}) AS bigint)" for value in named)}
         FROM cell JOIN line USING (name) GROUP BY 1, place ORDER BY 1
     """)  # noqa: S608  (columns are ours)
     rows = (await connection.execute(query, _values(asked) | {"top": asked.top})).all()
     names = dict.fromkeys(row.name for row in rows if row.nth <= asked.top)
-    cells = [Cell(row.name if row.nth <= asked.top else None, row.place, tuple(row[5:])) for row in rows]
+    cells = [Cell(row.name if row.nth <= asked.top else None, row.place, tuple(row[4:])) for row in rows]
     return Sums(list(names), cells, max(0, rows[0].lines - asked.top) if rows else 0)
 
 
@@ -139,11 +139,13 @@ async def read_percentile(
                    CASE WHEN {_name(asked)} = ANY(CAST(:names AS text[])) THEN {_name(asked)} END AS name
             FROM usage_series
             WHERE {_where(asked)} AND status IN ({", ".join(f"'{status}'" for status in sorted(REQUESTS))})
+        ), cell AS (
+            SELECT name, place, packed >> {COUNT_BITS} AS number, CAST(sum(packed & {MASK}) AS bigint) AS calls
+            FROM each GROUP BY 1, 2, 3
         ), bucket AS (
-            SELECT grouping(name) AS of_all, grouping(place) AS of_whole, name, place, packed >> {COUNT_BITS} AS number,
-                   sum(packed & {MASK}) AS calls
-            FROM each
-            GROUP BY packed >> {COUNT_BITS}, GROUPING SETS ((name, place), (name), (place), ())
+            SELECT grouping(name) AS of_all, grouping(place) AS of_whole, name, place, number,
+                   CAST(sum(calls) AS bigint) AS calls
+            FROM cell GROUP BY number, GROUPING SETS ((name, place), (name), (place), ())
         ), below AS (
             SELECT *, sum(calls) OVER (PARTITION BY of_all, of_whole, name, place ORDER BY number) AS calls_below,
                    sum(calls) OVER (PARTITION BY of_all, of_whole, name, place) AS all_calls

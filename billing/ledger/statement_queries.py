@@ -56,7 +56,7 @@ COLUMNS = {
     GroupBy.COST_CENTRE: "(SELECT cost_centre FROM teams WHERE teams.id = {book}.team_id)",
     GroupBy.USER: "{calls}.user_tag",
 }
-# Each sum, what it adds up, and of which rows; once of what came in time, and once, as ``late_…``, of all else.
+# Each sum, what it adds up, and of which statuses; once of what came in time, and once, as ``late_…``, of all else.
 ADDED = {
     "requests": ("calls", "status = ANY(CAST(:requests AS text[]))"),
     "blocked": ("calls", "status = 'blocked'"),
@@ -69,15 +69,17 @@ SUMS = {
     for late, when in (("", "NOT is_late"), ("late_", "is_late"))
     for name, (amount, which) in ADDED.items()
 }
+# What is added up of every row, before statuses are told apart: of a group there are few, and rows without number.
+AMOUNTS = (*TOKENS, *COSTS, *SAVINGS)
 
 
 def query_for(group_by: tuple[Group, ...], *, of_all: bool = False, is_ranked: bool = False) -> TextClause:
     """Return the query for lines of such groups, of some teams or ``of_all``; by user or tag always ``is_ranked``.
 
     Lines come in the order of their groups or, ranked, of what they cost; what is past the first ``most`` is one more.
-    Its columns: ``closed`` (how many of the days are), ``place`` (null where nothing was booked), ``group0`` and so on,
-    ``others`` (how many groups the last line stands for) and the sums. Its parameters: ``teams``, ``first``, ``last``,
-    ``most``, ``tag0`` and so on, and ``STATUSES``.
+    Its columns, in this order: ``closed`` (how many of the days are), ``place`` (null where nothing was booked),
+    ``others`` (how many groups the last line stands for), ``group0`` and so on, and ``SUMS``. Its parameters:
+    ``teams``, ``first``, ``last``, ``most``, ``tag0`` and so on, and ``STATUSES``.
     """
     return _query(tuple(None if isinstance(group, Tag) else group for group in group_by), of_all, is_ranked)
 
@@ -87,26 +89,15 @@ def _query(kinds: tuple[GroupBy | None, ...], of_all: bool, is_ranked: bool) -> 
     """Return the query; a kind of ``None`` is a tag, whose key is a parameter."""
     names = [f"group{place}" for place in range(len(kinds))]
     by_call = GroupBy.USER in kinds or None in kinds
-    order = ["weight DESC"] * (is_ranked or by_call) + [f'{name} COLLATE "C"' for name in names]
+    book = "usage_records" if by_call else "usage_daily"
     return text(f"""
         WITH entry AS (
-            {_select("usage_records" if by_call else "usage_daily", kinds, of_all)}
-            UNION ALL
-            {_corrections(kinds, of_all)}
+            {_select(book, kinds, of_all)} UNION ALL {_corrections(kinds, of_all)}
         ), summed AS (
-            SELECT {"".join(f"{name}, " for name in names)}{_listed(SUMS)}, sum(cost_nanousd) AS weight
+            SELECT {_listed({name: name for name in names} | {name: _whole(made) for name, made in SUMS.items()})}
             FROM entry GROUP BY ({", ".join(names)})
-        ), placed AS (
-            SELECT *, row_number() OVER (ORDER BY {", ".join(order) or "1"}) AS nth FROM summed
         ), line AS (
-            SELECT least(nth, CAST(:most AS bigint) + 1) AS place, greatest(max(nth) - :most, 0) AS others,
-                   {
-        _listed(
-            {name: f"min({name}) FILTER (WHERE nth <= :most)" for name in names}
-            | {name: f"sum({name})" for name in SUMS}
-        )
-    }
-            FROM placed GROUP BY 1
+            {_ranked(names) if is_ranked or by_call else _in_order(names)}
         )
         SELECT closing.closed, line.*
         FROM (SELECT count(*) AS closed FROM closed_days WHERE day BETWEEN :first AND :last) AS closing
@@ -115,18 +106,43 @@ def _query(kinds: tuple[GroupBy | None, ...], of_all: bool, is_ranked: bool) -> 
     """)  # noqa: S608  (columns are ours)
 
 
+def _in_order(names: list[str]) -> str:
+    """Select every line, in the order of its groups."""
+    order = ", ".join(f'{name} COLLATE "C"' for name in names) or "1"
+    columns = ", ".join((*names, *SUMS))
+    return f"SELECT row_number() OVER (ORDER BY {order}) AS place, 0 AS others, {columns} FROM summed"  # noqa: S608
+
+
+def _ranked(names: list[str]) -> str:
+    """Select the dearest lines, dearest first, and what is past the first ``most`` as one more."""
+    order = ", ".join(["cost_nanousd + late_cost_nanousd DESC", *(f'{name} COLLATE "C"' for name in names)])
+    columns = {name: f"min({name}) FILTER (WHERE nth <= :most)" for name in names}
+    columns |= {name: _whole(f"sum({name})") for name in SUMS}
+    return f"""
+        SELECT least(nth, CAST(:most AS bigint) + 1) AS place, greatest(max(nth) - :most, 0) AS others,
+               {_listed(columns)}
+        FROM (SELECT *, row_number() OVER (ORDER BY {order}) AS nth FROM summed) AS placed GROUP BY 1
+    """  # noqa: S608
+
+
+def _whole(made: str) -> str:
+    """Return a sum as the integer that it is: Postgres adds bigints up to a numeric, which costs ten times as much."""
+    return f"CAST(coalesce({made}, 0) AS bigint)"
+
+
 def _listed(columns: dict[str, str]) -> str:
     return ", ".join(f"{made} AS {name}" for name, made in columns.items())
 
 
 def _select(book: str, kinds: tuple[GroupBy | None, ...], of_all: bool) -> str:
+    """Add up what was booked, by group, status and whether it came late: one pass over rows without number."""
     columns = [f"{_column(kind, place, book, book)} AS group{place}" for place, kind in enumerate(kinds)]
-    count = "1 AS calls" if book == "usage_records" else "calls"
+    count = "count(*)" if book == "usage_records" else _whole("sum(calls)")
     late = "coalesce(booked_on, day) <> day AS is_late"
-    amounts = ", ".join((*TOKENS, *COSTS, *SAVINGS))
+    amounts = _listed({name: _whole(f"sum({name})") for name in AMOUNTS})
     return (
-        f"SELECT {', '.join([late, *columns])}, status, {count}, {amounts}, 0 AS entries "  # noqa: S608
-        f"FROM {book} WHERE {_where(book, of_all)}"
+        f"SELECT {', '.join([late, *columns])}, status, {count} AS calls, {amounts}, 0 AS entries "  # noqa: S608
+        f"FROM {book} WHERE {_where(book, of_all)} GROUP BY {', '.join(map(str, range(1, len(kinds) + 3)))}"
     )
 
 
@@ -134,7 +150,7 @@ def _corrections(kinds: tuple[GroupBy | None, ...], of_all: bool) -> str:
     """Select what was booked by hand; only a correction of one call has a user and tags, which are the call's."""
     columns = [f"{_column(kind, place, 'booked', 'call')} AS group{place}" for place, kind in enumerate(kinds)]
     booked = {name: f"booked.{name}" for name in ("input_tokens", "output_tokens", "cost_nanousd")}
-    amounts = ", ".join(booked.get(name, "0") for name in (*TOKENS, *COSTS, *SAVINGS))
+    amounts = ", ".join(booked.get(name, "0") for name in AMOUNTS)
     join = "LEFT JOIN usage_records AS call ON call.day = booked.day AND call.request_id = booked.request_id"
     return (
         f"SELECT {', '.join(['true', *columns])}, '{CORRECTION}', 0, {amounts}, 1 "  # noqa: S608

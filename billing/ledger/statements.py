@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date
 from operator import add
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import astuple
-from sqlalchemy import RowMapping
+from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.ledger.statement_queries import STATUSES, Group, GroupBy, Tag, query_for, reads_calls
+from billing.ledger.statement_queries import ADDED, STATUSES, Group, GroupBy, Tag, query_for, reads_calls
 
-__all__ = ["MOST_TAGS", "GroupBy", "Line", "Statement", "Tag", "Totals", "period"]
+__all__ = ["MOST_TAGS", "GroupBy", "Line", "Statement", "Tag", "Totals", "period", "sum_totals"]
 
 MOST_TAGS = 1000  # lines by user or metadata; the rest is one more line
 MOST = 2**31 - 1  # lines of any other statement: all
@@ -38,7 +39,18 @@ class Totals(Struct, frozen=True, kw_only=True):
     entries: int = 0  # booked by hand; of corrections alone
 
     def __add__(self, other: Totals) -> Totals:
+        if other == NOTHING:
+            return self
         return Totals(**dict(zip(self.__struct_fields__, map(add, astuple(self), astuple(other)), strict=True)))
+
+
+NOTHING = Totals()
+
+
+def sum_totals(each: Iterable[Totals]) -> Totals:
+    """Return the sum of many."""
+    columns = zip(*map(astuple, (NOTHING, *each)), strict=True)
+    return Totals(**dict(zip(Totals.__struct_fields__, map(sum, columns), strict=True)))
 
 
 class Line(Struct, frozen=True, kw_only=True):
@@ -80,20 +92,25 @@ async def period(
     asked = {"teams": teams, "first": first_day, "last": last_day, "most": limit, **STATUSES}
     asked |= {f"tag{place}": group.key for place, group in enumerate(group_by) if isinstance(group, Tag)}
     query = query_for(group_by, of_all=teams is None, is_ranked=most is not None)
-    rows = (await connection.execute(query, asked)).mappings().all()
-    lines = [_line(row, len(group_by)) for row in rows if row["place"] is not None]
+    rows = (await connection.execute(query, asked)).all()
+    lines = [_line(row, len(group_by)) for row in rows if row.place is not None]
     return Statement(
         group_by=group_by,
         lines=tuple(lines) if group_by else (),
-        total=sum((line.total for line in lines), Totals()),
-        corrections=sum((line.corrections for line in lines), Totals()),
-        is_closed=rows[0]["closed"] == (last_day - first_day).days + 1,
+        total=sum_totals(line.total for line in lines),
+        corrections=sum_totals(line.corrections for line in lines),
+        is_closed=rows[0].closed == (last_day - first_day).days + 1,
     )
 
 
-def _line(row: RowMapping, groups: int) -> Line:
-    total, late = (
-        Totals(**{name: int(row[prefix + name] or 0) for name in Totals.__struct_fields__}) for prefix in ("", "late_")
+def _line(row: Row[Any], groups: int) -> Line:
+    """Return the line of a row, whose columns are in the order that ``query_for`` tells."""
+    values = row[3:]
+    middle = groups + len(ADDED)
+    total, late = values[groups:middle], values[middle:]
+    return Line(
+        groups=values[:groups],
+        total=Totals(**dict(zip(ADDED, total, strict=True))),
+        corrections=Totals(**dict(zip(ADDED, late, strict=True))) if any(late) else NOTHING,
+        others=row.others,
     )
-    names = tuple(row[f"group{place}"] for place in range(groups))
-    return Line(groups=names, total=total, corrections=late, others=row["others"])

@@ -33,7 +33,8 @@ def dollars(nano: int) -> Decimal:
 
 def cost_view(nano: int) -> dict[str, Any]:
     """Return a cost in dollars: as a number, and as text for JSON parsers that read numbers as floats."""
-    return {"cost_usd": dollars(nano), "cost_usd_exact": to_text(nano)}
+    exact = to_text(nano)
+    return {"cost_usd": Decimal(exact), "cost_usd_exact": exact}
 
 
 def moment(value: datetime | None) -> str | None:

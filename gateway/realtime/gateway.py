@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from urllib.parse import quote
 
 from msgspec.structs import replace
@@ -30,7 +30,7 @@ from gateway.upstreams.socket import UpstreamSocket
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamFailure, UpstreamUnable
 from protocol.chat import ChatRequest, Message
-from protocol.errors import ServiceError, UnsupportedParameter
+from protocol.errors import UnsupportedParameter
 from router.catalog.targets import Route, Target
 from router.choose import permitted_name
 
@@ -41,9 +41,9 @@ class Realtime:
     def __init__(self, client: UpstreamClient, breakers: Breakers, moderator: Moderator, clock: Clock) -> None:
         self._client, self._breakers, self._moderator, self._clock = client, breakers, moderator, clock
 
-    async def open(self, edition: Edition, call: Call, renew: Renew, refused: Callable[[ServiceError], None]) -> Relay:
+    async def open(self, edition: Edition, call: Call, renew: Renew) -> Relay:
         """Return the open conversation that a call asks for; its caller runs or closes it. ``renew`` returns a call for
-        each response that follows, as its caller may ask it then; ``refused`` hears why one is not held.
+        each response that follows, as its caller may ask it then.
 
         Raises a ServiceError when no target may, can or does open it; then nothing is held and nothing is owed.
         """
@@ -56,26 +56,25 @@ class Realtime:
             inference.admission.settle(account)
             raise
         began, team = self._clock.monotonic(), call.caller.team.id
-        books = Books(inference.admission, inference.closer, self._clock, refused)
+        books = Books(inference.admission, inference.closer, self._clock)
 
         async def renewed() -> Call:
             asked = await renew()
-            self._check_policy(asked)
+            self._moderator.refuse_paused(asked)
             permitted_name(asked.request.model, asked.routing, edition.catalog)
             return asked
 
-        turns = Turns(Turn(call, account), replace(route, targets=(target,)), target, books, renewed)
         return Relay(
             socket,
-            turns,
+            Turns(Turn(call, account), replace(route, targets=(target,)), target, books, renewed),
             Names(call.request.model, target.model.upstream_model, target.model.max_output),
-            lambda event: self._judge(turns.call, event),
+            partial(self._judge, call),
             self._clock.new_id,
             lambda failure: self._breakers.broke(permit, began, failure, team, 0),
         )
 
     def _check_policy(self, call: Call) -> None:
-        """Raise what the content policy has against a conversation, or its next response."""
+        """Raise what the content policy has against a conversation before it begins."""
         self._moderator.refuse_paused(call)
         policy = self._moderator.policy_for(call)
         if policy is not None and (policy.redacted_groups("input") or policy.redacted_groups("output")):

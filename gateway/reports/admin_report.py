@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from typing import Any
 
-from msgspec.structs import replace
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.ledger.comparison import Use, sum_of, uses_of
+from billing.ledger.comparison import Use, add_up, sum_of, uses_of
 from billing.ledger.instances import InstanceCost, idle_costs
 from billing.ledger.statement_queries import GroupBy
 from billing.ledger.statements import Line, Totals, period
@@ -72,18 +72,18 @@ async def admin_report(
     price = analysis.price_on(last)
     statement = await period(connection, None, first, last, GroupBy.TEAM, GroupBy.MODEL, GroupBy.TIER)
     by_team = uses_of(statement.lines, price)
-    by_model = uses_of([replace(line, groups=line.groups[1:]) for line in statement.lines], price)
+    by_model = add_up(by_team, slice(1, None))
     by_model.sort(key=lambda use: (use.groups[0] is None, use.groups[0] or ""))
     mix = mix_view(by_model, for_admin=True)
-    whole = sum_of(by_team, is_compared=price is not None)
-    choices = await read_choices(connection, catalog, None, first, last)
-    shared = sum_of([use for use in by_team if use.groups[-1] is not None], is_compared=False)
+    whole = sum_of(by_model, is_compared=price is not None)
+    choices = await read_choices(connection, catalog, None, first, last, whole.totals)
+    shared = sum_of([use for use in by_model if use.groups[-1] is not None], is_compared=False)
     late = _late(statement.lines)
     return {
         "from": first.isoformat(),
         "to": last.isoformat(),
         "results": [_line(use, shared, late) for use in by_team],
-        "teams": [_team(team, by_team, shared, choices) for team in dict.fromkeys(use.groups[0] for use in by_team)],
+        "teams": list(_teams(add_up(by_team, slice(1)), shared, choices)),
         "models": mix["models"],
         **providers_view(by_model, catalog, invoices),
         "total": {**mix["total"], "corrections_usd": dollars(statement.corrections.cost_nanousd)},
@@ -134,28 +134,31 @@ async def admin_usage(
     }
 
 
-def _line(use: Use, shared: Use, late: Mapping[tuple[str | None, ...], Totals]) -> dict[str, Any]:
+def _line(use: Use, shared: Use, late: Mapping[tuple[str | None, ...], int]) -> dict[str, Any]:
     team_id, model = use.groups
     return {
         "team_id": team_id,
         "model": model,
         **use_view(use, for_admin=True),
         **shares_view(use, shared),
-        "corrections_usd": dollars(late[use.groups].cost_nanousd),
+        "corrections_usd": dollars(late[use.groups]),
     }
 
 
-def _team(team_id: str | None, uses: Sequence[Use], shared: Use, choices: Choices) -> dict[str, Any]:
-    whole = sum_of([use for use in uses if use.groups[0] == team_id], is_compared=uses[0].compared_nanousd is not None)
-    whole = replace(whole, groups=(team_id,))
-    view = {"team_id": team_id, **use_view(whole, for_admin=True), **shares_view(whole, shared)}
-    return {**view, **choices.of_team(team_id).view()}
+def _teams(uses: Iterable[Use], shared: Use, choices: Choices) -> Iterator[dict[str, Any]]:
+    """Yield a line for each team; the choices are gone through once, not once for each."""
+    of_team = choices.by_team()
+    for use in uses:
+        (team_id,) = use.groups
+        view = {"team_id": team_id, **use_view(use, for_admin=True), **shares_view(use, shared)}
+        yield {**view, **of_team(team_id).view()}
 
 
-def _late(lines: Sequence[Line]) -> dict[tuple[str | None, ...], Totals]:
-    late: dict[tuple[str | None, ...], Totals] = {}
+def _late(lines: Sequence[Line]) -> dict[tuple[str | None, ...], int]:
+    """Return what was corrected by team and model, nano-dollars."""
+    late: dict[tuple[str | None, ...], int] = defaultdict(int)
     for line in lines:
-        late[line.groups[:-1]] = late.get(line.groups[:-1], Totals()) + line.corrections
+        late[line.groups[:-1]] += line.corrections.cost_nanousd
     return late
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
 from typing import Any
 
@@ -15,7 +15,7 @@ from billing.core.prices import Price
 from billing.ledger.choices import Alternative, AskedSum, asked_sums, missed_saving, saving_of_auto
 from billing.ledger.comparison import Use, price_on, share, sum_of, usd_per_million, uses_of
 from billing.ledger.statement_queries import LONGEST_BY_CALL, GroupBy
-from billing.ledger.statements import period
+from billing.ledger.statements import Totals, period
 from gateway.accounts.serializers import cost_view, dollars, shown
 from gateway.accounts.teams import get_team
 from gateway.core.settings import Settings
@@ -24,6 +24,8 @@ from gateway.reports.usage_report import COUNTS, added_up_by_call, usage_of
 from protocol.errors import BadRequest, invalid_value
 from router.catalog.catalog import AutoRoute, Catalog
 from router.catalog.targets import ModelSpec
+
+MOST_BY_CALL = 5_000_000  # calls that are added up one by one: as many as are within the eight seconds of doing so
 
 
 class Analysis(Struct, frozen=True):
@@ -88,10 +90,11 @@ async def _analyse(
     price = analysis.price_on(asked.last)
     statement = await period(connection, team_id, asked.first, asked.last, GroupBy.MODEL, GroupBy.TIER)
     uses = uses_of(statement.lines, price)
+    whole = sum_of(uses, is_compared=price is not None)
     return {
         **mix_view(uses, for_admin=for_admin),
-        **compare_view(analysis, sum_of(uses, is_compared=price is not None)),
-        **(await read_choices(connection, catalog, team_id, asked.first, asked.last)).view(),
+        **compare_view(analysis, whole),
+        **(await read_choices(connection, catalog, team_id, asked.first, asked.last, whole.totals)).view(),
     }
 
 
@@ -171,21 +174,28 @@ class Choices(Struct, frozen=True):
             },
         }
 
-    def of_team(self, team_id: str | None) -> Choices:
-        """Return one team's part."""
-        sums = None if self.sums is None else [one for one in self.sums if one.team_id == team_id]
-        return Choices(sums, self.alternatives)
+    def by_team(self) -> Callable[[str | None], Choices]:
+        """Return what tells each team's part."""
+        if self.sums is None:
+            return lambda _: self
+        parts: dict[str | None, list[AskedSum]] = {}
+        for one in self.sums:
+            parts.setdefault(one.team_id, []).append(one)
+        return lambda team_id: Choices(parts.get(team_id, []), self.alternatives)
 
 
 async def read_choices(
-    connection: AsyncConnection, catalog: Catalog, team_id: str | None, first: date, last: date
+    connection: AsyncConnection, catalog: Catalog, team_id: str | None, first: date, last: date, whole: Totals
 ) -> Choices:
-    """Add up the calls that left the model to a route or could have; ``team_id`` None: of all teams."""
+    """Add up the calls that left the model to a route or could have; ``team_id`` None: of all teams. ``whole``: what
+    the daily sums say of these days, by which too many calls are known before they are read."""
     alternatives = alternatives_in(catalog, last)
     if (last - first).days + 1 > LONGEST_BY_CALL:
         return Choices(None, alternatives)
     if not alternatives:
         return Choices([], alternatives)
+    if whole.requests + whole.blocked + whole.failed > MOST_BY_CALL:
+        return Choices(None, alternatives)
     try:
         async with added_up_by_call(connection):
             return Choices(await asked_sums(connection, team_id, first, last, alternatives), alternatives)

@@ -9,13 +9,15 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from billing.core.money import to_nano
 from billing.core.prices import Price
 from billing.ledger.instance_samples import Look, book_look
 from billing.ledger.ledger import insert_records
+from gateway.reports import usage_analysis
 from gateway.reports.admin_report import admin_report, report_csv
 from gateway.reports.focus import focus_day
 from gateway.reports.usage_analysis import Analysis
@@ -116,6 +118,22 @@ async def test_each_team_hears_what_auto_saved_it(database: Database) -> None:
     saved = {line["team_id"]: line["auto"]["saved_usd"] for line in report["teams"]}
     assert saved == {"team_a": Decimal("8.80"), "team_b": Decimal("2.10")}  # $10 - $1.20, and $2.50 - $0.40
     assert report["auto"]["saved_usd"] == Decimal("10.90")
+
+
+async def test_too_many_calls_are_not_read_one_by_one(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daily sums tell how many there are: no calls are read for seconds to say at last that they are too many."""
+    await fill(database)
+    monkeypatch.setattr(usage_analysis, "MOST_BY_CALL", 3)
+    routes = {"auto": AutoRoute(small=("llama",), large=("gpt-4o",))}
+    asked: list[str] = []
+    event.listen(database.engine.sync_engine, "before_cursor_execute", lambda *said: asked.append(said[2]))
+
+    async with database.begin() as connection:
+        report = await admin_report(connection, Analysis(None), replace(catalog(), auto=routes), TODAY, TODAY)
+
+    assert [part["auto"] for part in (report, *report["teams"])] == [None] * 3
+    assert report["would_have_saved"] is None and report["total"]["requests"] == 4
+    assert [query for query in asked if "usage_records" in query] == []
 
 
 async def test_csv_has_the_idle_time_of_each_replica(database: Database) -> None:

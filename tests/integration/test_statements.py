@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import date, timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import event, text
@@ -107,6 +109,36 @@ async def test_the_daily_report_asks_once(books: Database) -> None:
 
     assert "usage_records" not in question
     assert "Index Cond: ((team_id = " in plan and "Seq Scan on usage_daily" not in plan
+
+
+LINES = """
+    INSERT INTO usage_daily (team_id, day, booked_on, key_id, model_used, tier, status, calls, cost_nanousd)
+    SELECT 'team_' || n % 4, day, day, 'key_' || n, 'model_' || n % 2, 'interactive', 'answered', 1, 3
+    FROM generate_series(1, 40) AS n, (SELECT CAST(:day AS date) - d AS day FROM generate_series(0, 9) AS d) AS days
+"""
+
+
+async def test_each_daily_sum_is_read_once_and_added_up_before_statuses_are_told_apart(database: Database) -> None:
+    """The 26 sums of a line are made of a row for each group and status, not of every daily sum: 400 become 2."""
+    values = {"first": TODAY - timedelta(days=9), "last": TODAY, "most": MOST_TAGS, **STATUSES}
+    query = query_for((GroupBy.MODEL,), of_all=True).text
+    async with database.begin() as connection:
+        await connection.execute(text(LINES), {"day": TODAY})
+        [plan] = (await connection.execute(text(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}"), values)).scalar_one()
+        statement = await period(connection, None, values["first"], TODAY, GroupBy.MODEL)  # type: ignore[arg-type]
+        await connection.rollback()
+
+    nodes = list(nodes_of(plan["Plan"]))
+    assert [node["Actual Rows"] for node in nodes if node.get("Relation Name") == "usage_daily"] == [400]
+    assert [node["Actual Rows"] for node in nodes if node["Node Type"] == "Append"] == [2]
+    assert [(line.total.requests, line.total.cost_nanousd) for line in statement.lines] == [(200, 600), (200, 600)]
+
+
+def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield every node of a plan."""
+    yield plan
+    for below in plan.get("Plans", ()):
+        yield from nodes_of(below)
 
 
 async def test_only_charged_calls_count(database: Database) -> None:
