@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from gateway.accounts.schemas import LimitsInput
+from gateway.overload.read_limit import ReadLimit
 from tests.support.house import House, make_team
 from tests.support.paying_team import PayingTeam
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -227,14 +228,15 @@ def test_what_is_wrong_is_named(house: House, query: dict[str, str], param: str)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
-def test_reading_costs_no_call_its_place(house: House) -> None:
+def test_reading_costs_no_call_its_place(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A team at one request a minute reads as it likes, up to a limit of reading; its call then is let in."""
+    monkeypatch.setattr(ReadLimit, "at_once", 3.0)
+    monkeypatch.setattr(ReadLimit, "a_second", 0.01)  # however slow the machine is, the fourth comes too soon
     key = asyncio.run(make_team(house.settings, f"reader_{time.time_ns()}", LimitsInput(requests_per_minute=1)))
     with house.client(key) as client:
-        read = [client.get("/v1/calls") for _ in range(60)]
+        read = [client.get("/v1/calls") for _ in range(4)]
         asked = ask(client)
 
-    assert {answer.status_code for answer in read} == {200, 429}
-    limited = next(answer for answer in read if answer.status_code == 429)
-    assert (limited.json()["error"]["code"], limited.headers["retry-after"]) == ("rate_limit_exceeded", "1")
+    assert [answer.status_code for answer in read] == [200, 200, 200, 429]
+    assert read[-1].json()["error"]["code"] == "rate_limit_exceeded" and 0 < int(read[-1].headers["retry-after"]) <= 100
     assert asked.status_code == 200
