@@ -2,10 +2,7 @@
 # bare pass-through under callgrind (of valgrind), one call after another. Timings of one machine move by a factor of
 # two from hour to hour, instructions by one in a hundred.
 #
-#   python -m benchmarks.instructions [--calls 100] [--watched]
-#
-# With --watched the gateway is counted again while an admin watches GET /admin/live, whose loop then runs: what a call
-# adds for those who watch, and more than it is, since so slow a process tells fewer calls at once.
+#   python -m benchmarks.instructions [--calls 100]
 #
 # It fails above the ceilings (MOST), so that no row of small features takes back what was won; `make soak` runs it.
 #
@@ -27,25 +24,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 import msgspec
 
 from benchmarks.gateway import CASES, run_case
-from benchmarks.stack import ADMIN_KEY, Server, run_server, start_gateway, start_upstream
+from benchmarks.stack import Server, run_server, start_gateway, start_upstream
 from billing.quotas.rates import RateLimits
 from gateway.run import process
 from gateway.run.processes import free_port
-from gateway.telemetry.live_events import LiveEvents
 
 WARM_UP = 200  # calls of each case before anything is counted: connections, caches, templates of streams
-KEPT = "TOLLGATE_BENCH_KEPT"  # in the environment: the loop that is not stopped
-WATCHED = "gateway, watched"
 CALL = 0.002  # seconds that a call takes, as the clock shows them while calls are counted
 MOST = {"plain": 1.3, "stream, unpaced": 1.42}  # times the pass-through that a call may cost; above it this fails
 TOOLS = ("valgrind", "callgrind_control")
@@ -58,29 +49,24 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description="Count the instructions of a call.")
     parser.add_argument("--calls", type=int, default=100)
-    parser.add_argument("--watched", action="store_true", help="count again while one watches GET /admin/live")
-    options = parser.parse_args()
-    os.environ[KEPT] = LiveEvents.run.__qualname__ if options.watched else ""
+    calls = parser.parse_args().calls
     if lacking := [tool for tool in TOOLS if shutil.which(tool) is None]:
         print(f"SKIPPED: there is no {' and no '.join(lacking)} on this machine")
         return
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tollgate-bench-")))
-        counted = count_all(stack, folder, options.calls, is_watched=options.watched)
+        counted = count_all(stack, folder, calls)
     print("| case | server | instructions a call |\n| --- | --- | --- |")
     for (case, server), instructions in counted.items():
         print(f"| {case} | {server} | {instructions:,} |")
     ratios = {case.name: counted[case.name, "gateway"] / counted[case.name, "pass-through"] for case in CASES[:2]}
     for name, ratio in ratios.items():
         print(f"| {name} | **gateway : pass-through** | **{ratio:.2f} ×** |")
-        if options.watched:
-            more = counted[name, WATCHED] / counted[name, "gateway"]
-            print(f"| {name} | **watched : not** | **{more:.3f} ×** |")
     if dear := [name for name, ratio in ratios.items() if ratio > MOST[name]]:
         raise SystemExit(f"a call costs more than its ceiling, {MOST}: {', '.join(dear)}")
 
 
-def count_all(stack: ExitStack, folder: Path, calls: int, *, is_watched: bool) -> dict[tuple[str, str], int]:
+def count_all(stack: ExitStack, folder: Path, calls: int) -> dict[tuple[str, str], int]:
     """Return the instructions of a call by case and server."""
     cores = sorted(os.sched_getaffinity(0))
     own, shared = cores[0], cores[-1]
@@ -101,15 +87,12 @@ def count_all(stack: ExitStack, folder: Path, calls: int, *, is_watched: bool) -
             run_case(case, server, 0, WARM_UP)
         if server is gateway:
             os.kill(server.pids[0], signal.SIGUSR1)
-        counted |= count(server, server.name, folder, calls)
-    if is_watched:
-        with watching(gateway):
-            counted |= count(gateway, WATCHED, folder, calls)
+        counted |= count(server, folder, calls)
     return counted
 
 
-def count(server: Server, name: str, folder: Path, calls: int) -> dict[tuple[str, str], int]:
-    """Return the instructions of a call by case, under a name."""
+def count(server: Server, folder: Path, calls: int) -> dict[tuple[str, str], int]:
+    """Return the instructions of a call by case and server."""
     counted = {}
     control("--instr=on", server)
     for case in CASES[:2]:
@@ -118,21 +101,9 @@ def count(server: Server, name: str, folder: Path, calls: int) -> dict[tuple[str
         control("--zero", server)
         run_case(alone, server, 0, calls)
         control(f"--dump={case.model}", server)
-        counted[case.name, name] = instructions_in(folder, server.pids[0]) // calls
+        counted[case.name, server.name] = instructions_in(folder, server.pids[0]) // calls
     control("--instr=off", server)
     return counted
-
-
-@contextmanager
-def watching(gateway: Server) -> Iterator[None]:
-    """Read GET /admin/live for the time of a block."""
-    url = gateway.url.removesuffix("/v1/chat/completions") + "/admin/live"
-    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-    with httpx.stream("GET", url, params={"types": "call,refusal"}, headers=headers, timeout=None) as stream:
-        reader = threading.Thread(target=lambda: [None for _ in stream.iter_raw()], daemon=True)
-        reader.start()
-        time.sleep(3)  # seconds, in which it is known that one watches
-        yield
 
 
 def control(what: str, server: Server) -> None:
@@ -155,9 +126,7 @@ def run_stoppable(words: list[str]) -> None:
     waits["deadline"] = 60.0  # seconds: under callgrind Redis is slow, not away
 
     async def until_told(loop: process.Loop) -> None:
-        task = asyncio.ensure_future(keep_going(loop))
-        if loop.__qualname__ != os.environ[KEPT]:
-            loops.add(task)
+        loops.add(task := asyncio.ensure_future(keep_going(loop)))
         await asyncio.wait([task])
 
     process._keep_going = until_told
