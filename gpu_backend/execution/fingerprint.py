@@ -39,7 +39,7 @@ def fingerprint_of(
     if config.speculation.has_head:  # what it reads of the model lies in the blocks
         digest.update(config.speculation.speculative_method.encode())
         head = Path(config.speculation.speculative_model or folder)
-        files += sorted(head.glob("*.safetensors")) if head != folder else []
+        files += [head / "config.json", *sorted(head.glob("*.safetensors"))] if head != folder else []
     for file in files:
         size = file.stat().st_size
         digest.update(f"{file.name} {size}\n".encode())

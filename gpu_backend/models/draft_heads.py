@@ -190,7 +190,10 @@ def load_eagle_head(
         batch_invariant=weights.linear.batch_invariant,
     )
     width = len(found.layers_read) * target.hidden_size
-    return head, FeatureReader(store, found.layers_read, load_linear(weights, ("fc",), (hidden,), width, False))
+    reader = FeatureReader(store, found.layers_read, load_linear(weights, ("fc",), (hidden,), width, False))
+    if norms := [name for name in weights.unread() if "norm" in name and not name.startswith("verifier")]:
+        raise UnsupportedModel(f"the head norms what no EAGLE-3 head of Llama's layers does: {', '.join(norms)}")
+    return head, reader
 
 
 def _shared(weights: WeightSource, of_model: Tensor, shape: tuple[int, int], *names: str) -> Tensor:

@@ -65,6 +65,10 @@ class WeightSource(ABC):
         """Whether a tensor of that name is there."""
         return False
 
+    def unread(self) -> list[str]:
+        """Return the names of the tensors that nothing has asked for yet."""
+        return []
+
     def is_packed(self, name: str) -> bool:
         """Whether the matrix of that name, of a module, is there packed, or rounded."""
         return False
@@ -125,6 +129,10 @@ class Checkpoint(WeightSource):
     def has(self, name: str) -> bool:
         """Whether a tensor of that name is there."""
         return name in self._file_of
+
+    def unread(self) -> list[str]:
+        """Return the names of the tensors that nothing has asked for yet."""
+        return sorted(self._unread)
 
     def is_packed(self, name: str) -> bool:
         """Whether a matrix is there packed, or rounded: its tensors tell. What config.json calls those that are not are

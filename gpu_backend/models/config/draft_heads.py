@@ -19,6 +19,8 @@ EAGLE_3 = (
     "Eagle3Speculator",
     "Eagle3DraftModel",
 )
+# Of later heads: norms before the states are made one, or of what is handed on. Without them no draft would hold.
+UNKNOWN_NORMS = ("norm_before_fc", "fc_norm", "norm_output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def load_eagle_config(folder: Path, model: ModelConfig) -> EagleConfig:
     """Read config.json of a head for ``model``. Raises ``UnsupportedModel``."""
     config = read_json(folder / "config.json")
     named = config.get("architectures") or []
-    config = {**config, **(config.get("transformer_layer_config") or {})}  # as speculators nest it
+    config = {**config, **_nested(config, "transformer_layer_config")}  # as speculators nest it
     if not {*named} & {*EAGLE_3} or (named == ["LlamaForCausalLM"] and "draft_vocab_size" not in config):
         raise UnsupportedModel(
             f"{folder} is of the architecture {', '.join(named) or '(none)'}, no EAGLE-3 head; supported: "
@@ -71,6 +73,8 @@ def load_eagle_config(folder: Path, model: ModelConfig) -> EagleConfig:
             f"the vocabulary of {folder} has {layer.vocab_size} tokens, that of the model {model.vocab_size}; "
             "a head is trained for one model"
         )
+    if norms := [name for name in UNKNOWN_NORMS if config.get(name) or _nested(config, "eagle_config").get(name)]:
+        raise UnsupportedModel(f"config.json of {folder} has {', '.join(norms)}; only heads without are supported")
     if (of_model := config.get("target_hidden_size") or model.hidden_size) != model.hidden_size:
         raise UnsupportedModel(
             f"the head of {folder} reads {of_model} numbers of a token; the model has {model.hidden_size}"
@@ -83,16 +87,24 @@ def load_eagle_config(folder: Path, model: ModelConfig) -> EagleConfig:
 def _layers_read(config: Mapping[str, Any], model: ModelConfig) -> tuple[int, ...]:
     """Return into which layers the states go that are read. Of an ``eagle_config`` ids are those of layers that they
     come out of, as SGLang has them; beside it, those that they go into, as vLLM does."""
-    nested = config.get("eagle_config") or {}
+    nested = _nested(config, "eagle_config")
     if nested.get("use_aux_hidden_state") is False:
         raise UnsupportedModel(
             "eagle_config has use_aux_hidden_state = false; only heads that read three layers are known"
         )
-    count = model.num_layers
-    default = [2, count // 2, count - 3]
-    asked = config.get("eagle_aux_hidden_state_layer_ids") or default
-    if (ids := nested.get("eagle_aux_hidden_state_layer_ids")) is not None:
-        asked = [number + 1 for number in ids]
+    count, name = model.num_layers, "eagle_aux_hidden_state_layer_ids"
+    out_of, into = nested.get(name), config.get(name)
+    ids = out_of or into or [2, count // 2, count - 3]
+    if not isinstance(ids, list) or not all(type(number) is int for number in ids):
+        raise UnsupportedModel(f"config.json has {name} = {ids!r}; a list of layers' numbers is needed")
+    asked = [number + 1 for number in ids] if out_of else ids
     if len({*asked}) != 3 or sorted(asked) != asked or asked[0] < 0 or asked[-1] > count:
-        raise UnsupportedModel(f"the head reads layers {list(asked)}; three of {count} are needed, in their order")
+        raise UnsupportedModel(f"the head reads layers {asked}; three of {count} are needed, in their order")
     return tuple(asked)
+
+
+def _nested(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = config.get(name) or {}
+    if not isinstance(found, dict):
+        raise UnsupportedModel(f"config.json has {name} = {found!r}; an object is needed")
+    return found

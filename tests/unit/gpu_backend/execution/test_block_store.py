@@ -14,6 +14,7 @@ from gpu_backend.kernels.layout.quantized_kv import KvScales
 from gpu_backend.models.config.rope import RopeConfig
 from gpu_backend.models.rope import rope_table
 from gpu_backend.step.config import engine_config
+from tests.support.tiny_heads import write_eagle_head
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 SHAPE = (3, 8, 2, 2, 2, 4)  # layers, blocks, block_size, keys and values, heads, head_dim
@@ -34,7 +35,8 @@ def test_blocks_come_as_they_are(dtype: torch.dtype) -> None:
 
 
 def test_only_equal_models_rounded_alike_have_one_fingerprint(tmp_path: Path) -> None:
-    """Other weights of the same shape, another configuration, another way of rounding: each is another."""
+    """Other weights of the same shape, another configuration, another way of rounding, and where a head reads what lies
+    in the blocks, its weights and its configuration: each is another."""
     first = write_tiny_model(tmp_path / "first")
     same = write_tiny_model(tmp_path / "same")
     seed = write_tiny_model(tmp_path / "seed", TinyModel(seed=1))
@@ -49,7 +51,12 @@ def test_only_equal_models_rounded_alike_have_one_fingerprint(tmp_path: Path) ->
     others = [of(seed), of(rope), of(first, quantization="int8"), fingerprint_of(config, torch.bfloat16, None, ())]
     others += [fingerprint_of(config, torch.float32, scales, ())]
     others += [fingerprint_of(config, torch.float32, (replace(scales[0], key=torch.full((2,), 2.0)),), ())]
-    assert len({of(first), *others}) == 7
+    heads = [
+        write_eagle_head(tmp_path / f"head {number}", TinyModel(seed=seed), eagle_aux_hidden_state_layer_ids=layers)
+        for number, (seed, layers) in enumerate(((0, [0, 1, 2]), (1, [0, 1, 2]), (0, [1, 2, 3])))
+    ]
+    others += [of(first, speculative_method="eagle3", speculative_model=str(head)) for head in heads]
+    assert len({of(first), *others}) == 10
 
 
 def test_longer_sequences_have_another_fingerprint_where_keys_turn_by_their_length(tmp_path: Path) -> None:

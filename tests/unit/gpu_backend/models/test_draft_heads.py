@@ -143,6 +143,7 @@ def test_eagle_heads_come_as_speculators_write_them(tmp_path: Path) -> None:
     read = config.pop("eagle_aux_hidden_state_layer_ids")
     nested = own | {"architectures": ["Eagle3Speculator"], "transformer_layer_config": config}
     nested |= {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [number - 1 for number in read]}}
+    nested |= {"norm_before_fc": False, "fc_norm": False, "norm_output": False}
     (head / "config.json").write_text(json.dumps(nested))
     renamed = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
     renamed["embed_tokens.weight"] = LLAMA.tensors()["model.embed_tokens.weight"]
@@ -187,14 +188,24 @@ def test_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     refused("has 300 tokens, that of the model 260", vocab_size=300)
     refused("reads 99 numbers", target_hidden_size=99)
     refused(r"reads layers \[2, 1, 0\]; three of 3", eagle_aux_hidden_state_layer_ids=None)
+    none = {"eagle_aux_hidden_state_layer_ids": []}  # as heads say that read the usual ones
+    refused(r"reads layers \[2, 1, 0\]; three of 3", **none, eagle_config=none)
     refused("use_aux_hidden_state = false", eagle_config={"use_aux_hidden_state": False})
+    refused(r"= \[1.5, 2, 3\]; a list of layers' numbers is needed", eagle_aux_hidden_state_layer_ids=[1.5, 2, 3])
+    refused("has eagle_config = 'x'; an object is needed", eagle_config="x")
+    refused("has norm_before_fc; only heads without", norm_before_fc=True)
+    refused("has norm_output; only heads without", eagle_config={"norm_output": True})
     with pytest.raises(UnsupportedModel, match="no num_nextn_predict_layers; supported: DeepSeek V3"):
         head_of(folder, speculative_method="mtp")
     whole = write_eagle_head(tmp_path / "whole", LLAMA)
     tensors = load_file(whole / "model.safetensors")
-    for wrong, match in ((tensors["d2t"] + 250, "names tokens twice, or others"), (None, "has no d2t")):
-        changed = {name: tensor for name, tensor in tensors.items() if name != "d2t"}
-        save_file(changed if wrong is None else changed | {"d2t": wrong}, whole / "model.safetensors")
+    without = {name: tensor for name, tensor in tensors.items() if name != "d2t"}
+    for changed, match in (
+        (without | {"d2t": tensors["d2t"] + 250}, "names tokens twice, or others"),
+        (without, "has no d2t"),
+        (tensors | {"input_norm.weight": torch.ones(192)}, "norms what no EAGLE-3 head .* does: input_norm.weight"),
+    ):
+        save_file(changed, whole / "model.safetensors")
         with pytest.raises(UnsupportedModel, match=match):
             head_of(folder, speculative_method="eagle3", speculative_model=str(whole))
     with pytest.raises(ValueError, match="several stages; leave out pipeline_parallel_size"):
