@@ -392,6 +392,27 @@ def test_thresholds_tell_what_they_cost_and_bring(house: House, page: Page) -> N
     assert "What a threshold costs" not in page.text()  # of a model there is none
 
 
+def test_a_curve_is_drawn_where_a_large_model_is_the_cheaper_one(house: House, page: Page) -> None:
+    """Its dollars fall from threshold to threshold: what is pointed at is told all the same."""
+    draw = """Promise.all([import("/console/chart.js"), import("/console/ui.js")]).then(([{ Curve }, ui]) => {
+      const points = [3, 1, 2].map((x) => ({ x, y: x / 4, words: `at ${x}` }));
+      const [axis, html] = [{ name: "numbers", ticks: (at) => at.map(String) }, ui.html];
+      const told = { label: "all", points, mark: points[1], across: axis, up: axis };
+      const room = document.createElement("div");
+      document.body.replaceChildren(room);
+      ui.render(html`<div class="chart"><${Curve} ...${told} /></div>`, room);
+    })"""
+    page.open(f"{house.url}/console")
+    page.look(draw)
+    page.wait("Boolean(document.querySelector('.u-over'))")
+    box = "document.querySelector('.u-over').getBoundingClientRect()"
+    edges = f"(r => [r.x + 1, r.x + r.width - 1, r.y + r.height / 2])({box})"
+    left, right, y = page.look(edges)
+    for x, words in ((right, "at 3"), (left, "at 1"), ((left + right) / 2, "at 2")):
+        page.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        page.wait_text(words)
+
+
 def test_a_new_key_is_kept_until_it_is_copied(house: House, page: Page) -> None:
     """Made, it stays after a refresh, with a snippet that is ready; then it is gone from the tab."""
     team_id, _ = new_team(house)
@@ -555,6 +576,29 @@ def test_calls_come_by_the_stream(house: House, page: Page) -> None:
     assert paused == 2
 
 
+def test_what_the_stream_brings_takes_no_call_out_of_the_list(house: House, page: Page) -> None:
+    """Those that fit stay among many that do not, and older pages go on below the last one that is shown."""
+    ask = """import("/console/views/calls.js").then(({ keep, olderThan, withTold }) => {
+      const call = (number, status) => ({ type: "call", request_id: String(1000 + number), status });
+      const status = (place) => (place === 599 ? "failed" : "answered"); // of the oldest, and of all others
+      const events = Array.from({ length: 600 }, (_, place) => call(600 - place, status(place)));
+      const page = { data: [call(0, "failed")], next: null };
+      const few = withTold(page.data, events.slice(598), {});
+      const many = withTold(page.data, keep(events, {}), {});
+      const failed = withTold(page.data, keep(events, { status: "failed" }), { status: "failed" });
+      return { few: few.map((each) => each.request_id), failed: failed.map((each) => each.request_id),
+        many: [many.length, many.at(-1).request_id], older: [olderThan(page, few), olderThan(page, many)] };
+    })"""
+    page.open(f"{house.url}/console")
+
+    assert page.look(ask) == {
+        "few": ["1002", "1001", "1000"],
+        "failed": ["1001", "1000"],
+        "many": [50, "1551"],
+        "older": [None, "1551"],
+    }
+
+
 def test_calls_are_looked_for_where_no_stream_is_to_be_had(house: House, page: Page) -> None:
     """A team watches twice at once at a process: its third page asks for the list every two seconds."""
     team = PayingTeam(house)
@@ -563,6 +607,19 @@ def test_calls_are_looked_for_where_no_stream_is_to_be_had(house: House, page: P
         page.wait_text("Every 2 seconds, seen")
         team.ask()
         page.wait("document.querySelectorAll('tbody tr').length === 1")
+
+
+def test_a_teams_admin_asks_for_no_stream(house: House, page: Page) -> None:
+    """None is offered to it: its team's calls are looked for."""
+    team = PayingTeam(house)
+    with house.client(house.admin_key) as admin:
+        made = admin.post("/admin/admin-keys", json={"role": "team-admin", "team_id": team.id}).json()
+    enter(page, house, made["key"], "calls")
+    page.wait_text("Every 2 seconds, seen")
+    team.ask()
+    page.wait("document.querySelectorAll('tbody tr').length === 1")
+
+    assert not [url for url in page.asked if "/admin/live" in url and "team_id" in url]  # once it is known who asks
 
 
 def test_what_was_seen_stays_while_the_gateway_is_away(house: House, page: Page) -> None:

@@ -37,10 +37,11 @@ export function Chart({ label, times, lines, shown, step, ticks = (at) => at.map
   </figure>`;
 }
 
-// points: [{ x, y, words }], x rising; mark: the one that is in force, { x, y, words }; across and up: the axes, { name,
+// points: [{ x, y, words }], in any order; mark: the one that is in force, { x, y, words }; across and up: the axes, { name,
 // ticks: values => texts }.
-export function Curve({ label, points, mark, across, up }) {
+export function Curve({ label, points: given, mark, across, up }) {
   const [place, setPlace] = useState(null); // under the pointer
+  const points = given.toSorted((a, b) => a.x - b.x); // where the large model is the cheaper one, they fall
   const box = usePlot([points.map(({ x }) => x), points.map(({ y }) => y)], mark, (uPlot, at) => curveOptions(uPlot, at, points, mark, across, up, setPlace));
   return html`<figure aria-label=${label}>
     <p class="soft">${up.name}</p>

@@ -2,7 +2,7 @@
 
 import {
   Copy, Drawer, Empty, Facts, PeriodBar, Problem, State, Table, clock, count, duration, href, html, path, periodOf,
-  price, usdWith, useData, useEffect, useLive, useState, when, whole,
+  price, usdWith, useData, useEffect, useLive, useRef, useState, when, whole,
 } from "../ui.js";
 
 const LIVE = 2000; // ms between two looks, where calls are not streamed
@@ -30,18 +30,20 @@ export default function Calls({ api, role, query, go }) {
     ...chosen, status: query.status, from, to, after: query.after, limit: PAGE,
   });
   const isMoving = isLive && !isPaused && !query.call;
-  const canStream = isMoving && !query.user && !query.metadata; // which no event tells
+  const canStream = isMoving && !api.team && !query.user && !query.metadata; // no event tells these, and a team's admin none
   const stream = path(role === "admin" ? "/admin/live" : "/v1/live", { types: "call,refusal", team_id: chosen.team_id });
   const [told, setTold] = useState({ list, events: [] }); // what the stream brought to this list
+  const late = useRef(null); // a look for what was dropped: a flood does not end the look before
   const isStreamed = useLive(api, canStream ? stream : null, {
     opened: () => again(),
     tell: (events) => {
-      setTold((last) => ({ list, events: [...events, ...(last.list === list ? last.events : [])].slice(0, MOST_TOLD) }));
-      if (events.some((event) => event.type === "dropped")) again();
+      setTold((last) => ({ list, events: keep([...events, ...(last.list === list ? last.events : [])], query) }));
+      if (events.some((event) => event.type === "dropped")) late.current ??= setTimeout(() => ((late.current = null), again()), LIVE);
     },
   });
   const { data, error, at, again } = useData(api, list, { every: isMoving && !isStreamed ? LIVE : null });
   const now = data && isLive ? withTold(data.data, told.list === list ? told.events : [], query) : data?.data;
+  const older = data && olderThan(data, now);
   const [held, setHeld] = useState(null); // what stands still while it is pointed at, or the focus is in it
   const shown = isLive && held ? held : now;
   const fresh = shown === now ? 0 : now.filter((call) => call.request_id > (shown[0]?.request_id ?? "")).length;
@@ -83,7 +85,7 @@ export default function Calls({ api, role, query, go }) {
       </div>
       <div class="bar">
         ${query.after && html`<button onClick=${() => go({ after: null })}>Newest</button>`}
-        ${data.next && html`<button onClick=${() => go({ after: data.next })}>Older</button>`}
+        ${older && html`<button onClick=${() => go({ after: older })}>Older</button>`}
       </div>`}
     ${query.call && html`<${Call} key=${query.call} api=${api} role=${role} id=${query.call} close=${() => go({ call: null })} />`}
   `;
@@ -91,8 +93,21 @@ export default function Calls({ api, role, query, go }) {
 
 const MOST_TOLD = 500; // events that are kept beside a page
 
+// The newest events, or where these are many, those of the calls that a page can show.
+export function keep(events, query) {
+  if (events.length <= MOST_TOLD) return events;
+  const shown = new Set(withTold([], events, query).map((call) => call.request_id));
+  return events.filter((event) => shown.has(event.request_id));
+}
+
+// Where the next page goes on: below the last call that is shown, if newer ones have taken the place of some of the page's.
+export function olderThan(page, shown) {
+  const last = shown.length < PAGE ? "" : shown.at(-1).request_id;
+  return last > (page.data.at(-1)?.request_id ?? "") ? last : page.next;
+}
+
 // The newest calls of a page and of what was told since, each once: a failed call is told twice, with its code as a refusal.
-function withTold(page, events, query) {
+export function withTold(page, events, query) {
   const calls = new Map();
   for (const { type, ...event } of events.toReversed()) {
     if (type === "call") calls.set(event.request_id, { code: null, ...calls.get(event.request_id), ...event });
