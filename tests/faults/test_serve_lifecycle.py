@@ -36,7 +36,6 @@ from tests.support.waiting import until
 TOLLGATE = Path(sys.executable).with_name("tollgate")
 TOKENS, PACE = 20, 0.1  # a stream of two seconds
 STARTS_WITHIN = 90.0  # seconds, where a dozen other processes start
-ONE_PROCESS = pytest.param(1, marks=pytest.mark.soak)  # a rolling restart shows the same of one process
 prctl = ctypes.CDLL(None).prctl  # resolved before the fork
 PR_CAPBSET_DROP, CAP_NET_ADMIN = 24, 12  # linux/prctl.h, linux/capability.h
 QUESTION = {"model": "small", "messages": [{"role": "user", "content": "Slowly."}]}
@@ -153,7 +152,7 @@ def serve(
         gateway.process.wait()
 
 
-@pytest.mark.parametrize("workers", [ONE_PROCESS, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_streams_end_before_it_does(
     serve: Callable[..., Gateway], upstream: ScriptedUpstream, voices: ScriptedRealtime, workers: int
 ) -> None:
@@ -198,7 +197,7 @@ def test_streams_end_before_it_does(
     assert not any(map(is_running, pids))
 
 
-@pytest.mark.parametrize("workers", [ONE_PROCESS, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_it_says_so_before_it_ends(serve: Callable[..., Gateway], workers: int) -> None:
     """SIGTERM: not ready at once, alive all the same; whoever has a connection is answered and asked to close it."""
     gateway = serve(workers, lame_duck="6s")
