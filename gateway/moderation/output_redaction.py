@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import msgspec
 from msgspec import Raw
@@ -35,7 +36,9 @@ CONTEXT = 128  # characters that have left and are still read, for what has to s
 STEP = 16  # characters after which a text is looked at again
 # Behind five words without a digit or sign nothing goes on that began before them.
 _QUIET = re.compile(r"(?<=\s)(?:[^\W\d_]{1,40}(?:['\u2019][a-z]{1,2})?[,;.!?]?\s{1,3}){5}\S{0,60}\Z")
-_BARE = re.compile(r"[:,\[]\s{0,3}\Z")  # before a number of JSON
+_NUMBER = r"-?[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,3})?"
+_NUMBERS = re.compile(rf"{_NUMBER}(?:,\s*{_NUMBER})*")  # of JSON: one, or some of a list
+_BARE = re.compile(r"[:,\[]\s*-?\Z")  # before one
 
 
 def output_redaction_of(moderator: Moderator, call: Call, target: Target) -> ReplyHook:
@@ -258,21 +261,22 @@ class _Text:
         """Return what is not settled, as its reader sees it where finds hide behind look-alikes, and the finds that
         end in it."""
         groups = self._redactor.groups
-        places = places_by_rules(self._before + text, groups)
-        shown = plain(self._before + text)
-        if shown != self._before + text and len(places_by_rules(shown, groups)) > len(places):
+        said = self._before + text
+        strings = _Strings(self._json, said, len(self._before))
+        places = places_by_rules(said, groups, strings.end_of)
+        shown = plain(said)
+        if shown != said and len(places_by_rules(shown, groups)) > len(places):
             self._before = plain(self._before)
             for piece in self._pieces:
                 left = plain(piece.left)
                 piece.is_cut = piece.is_cut or left != piece.left
                 piece.left = left
             text = self._unsettled()
-            places = places_by_rules(self._before + text, groups)
+            said = self._before + text
+            strings = _Strings(self._json, said, len(self._before))
+            places = places_by_rules(said, groups, strings.end_of)
         begun = len(self._before)
-        places = [place for place in places if place.end > begun]
-        if self._json is not None and places:
-            places = [*self._json.takeable(places, self._before, text)]
-        return text, places
+        return text, [place for place in places if place.end > begun and strings.may_lose(place)]
 
     def _cut(self, said: str, begun: int, place: Place) -> int:
         """Settle what stands before a find, put its name in its place, and return its end."""
@@ -330,9 +334,46 @@ def _edge_of(said: str) -> int:
     return furthest if quiet is None else quiet.start()
 
 
+class _Strings:
+    """The strings of JSON in what is settled last and what follows. A find is taken out of a string alone, so that JSON
+    stays JSON; what stands elsewhere, a number, is left for the rules to block."""
+
+    def __init__(self, json: _JsonPlace | None, said: str, begun: int) -> None:
+        self._json = json  # the place at ``begun``; None: this is no JSON
+        self._said, self._begun = said, begun
+
+    @cached_property
+    def _quotes(self) -> tuple[bool, list[int]]:
+        """Whether the text begins in a string, and where strings end and begin."""
+        if self._json is None:
+            return False, []
+        is_inside, quotes = self._json.quotes_in(self._said[self._begun :])
+        return is_inside, [self._begun + quote for quote in quotes]
+
+    def _around(self, place: int) -> tuple[bool, int | None]:
+        """Return whether a place is in a string, and where the next quote is."""
+        is_inside, quotes = self._quotes
+        passed = bisect_left(quotes, place)
+        return is_inside ^ (passed % 2 == 1), quotes[passed] if passed < len(quotes) else None
+
+    def end_of(self, place: int) -> int | None:
+        """Return where the string ends that a place is in; ``None`` where it is in none, or that goes on."""
+        is_inside, quote = self._around(max(self._begun, place))
+        return quote if is_inside else None
+
+    def may_lose(self, place: Place) -> bool:
+        """Whether a find may be cut out."""
+        if self._json is None:
+            return True
+        is_inside, quote = self._around(max(self._begun, place.start))
+        if is_inside:
+            return quote is None or quote >= place.end
+        is_number = _NUMBERS.fullmatch(self._said, place.start, place.end) is not None
+        return not (is_number and _BARE.search(self._said, max(0, place.start - CONTEXT), place.start))
+
+
 class _JsonPlace:
-    """Where in JSON a text is. A find is taken out of a string alone, so that JSON stays JSON; what stands elsewhere, a
-    number, is left for the rules to block."""
+    """Where in JSON a text is."""
 
     __slots__ = ("_is_escaped", "_is_inside")
 
@@ -347,27 +388,14 @@ class _JsonPlace:
 
     def end_of_string(self, text: str) -> int | None:
         """Return where the string ends that the text is in."""
+        is_inside, quotes = self.quotes_in(text)
+        return quotes[0] if is_inside and quotes else None
+
+    def quotes_in(self, text: str) -> tuple[bool, list[int]]:
+        """Return whether a string is open, and where strings end and begin in the text that follows."""
         here = _JsonPlace()
         here._is_inside, here._is_escaped = self._is_inside, self._is_escaped
-        return next(here._quotes(text), None) if self._is_inside else None
-
-    def takeable(self, places: list[Place], before: str, text: str) -> Iterator[Place]:
-        """Yield the places that may be cut out. The end of a key is that of its string."""
-        here, begun = _JsonPlace(), len(before)
-        here._is_inside, here._is_escaped = self._is_inside, self._is_escaped
-        quotes = [begun + place for place in here._quotes(text)]
-        said = before + text
-        for place in places:
-            start = max(begun, place.start)
-            is_inside = self._is_inside ^ (sum(quote < start for quote in quotes) % 2 == 1)
-            quote = next((quote for quote in quotes if start <= quote < place.end), None)
-            if not is_inside:
-                if not (said[start : place.end].isdigit() and _BARE.search(said, max(0, start - 4), start)):
-                    yield place
-            elif quote is None:
-                yield place
-            elif place.name == "private_key":
-                yield place._replace(end=quote)
+        return self._is_inside, [*here._quotes(text)]
 
     def _quotes(self, text: str) -> Iterator[int]:
         """Yield where strings begin and end, going on behind the text."""

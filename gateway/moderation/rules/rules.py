@@ -55,18 +55,22 @@ def find_by_rules(text: str) -> list[Finding]:
     return [Finding(rule.name, rule.group) for rule in _due(text) if next(_matches(text, rule), None)]
 
 
-def places_by_rules(text: str, groups: frozenset[str]) -> list[Place]:
+def places_by_rules(
+    text: str, groups: frozenset[str], end_of: Callable[[int], int | None] = lambda _: None
+) -> list[Place]:
     """Return where ``RULES`` of these groups find something in a text, in its order. A rule may know no
-    more of a secret than how it begins: its place goes on to the end of its word."""
+    more of a secret than how it begins: its place goes on to the end of its word, that of a key without an end to where
+    ``end_of`` says that what holds its beginning ends, or to the end of the text."""
     found: list[Place] = []
     for rule in _due(text):
         if rule.group in groups:
-            found += _places_of(text, rule)
+            found += _places_of(text, rule, end_of)
     found.sort()
     apart: list[Place] = []
     for place in found:
         if apart and place.start < apart[-1].end:
-            apart[-1] = apart[-1]._replace(end=max(place.end, apart[-1].end))
+            whole = place if place.name == "private_key" else apart[-1]  # a key goes on to the line that ends it
+            apart[-1] = whole._replace(start=apart[-1].start, end=max(place.end, apart[-1].end))
         else:
             apart.append(place)
     return apart
@@ -94,23 +98,25 @@ def _matches(text: str, rule: Rule) -> Iterator[tuple[int, int]]:
             yield max(0, match.start() - rule.before), match.end()
 
 
-def _places_of(text: str, rule: Rule) -> Iterator[Place]:
+def _places_of(text: str, rule: Rule, end_of: Callable[[int], int | None]) -> Iterator[Place]:
     """Yield the places of what one rule finds. What lies in the one before is a part of it, and is not looked at: to
     look for the end of each would take the square of the time."""
     over = 0
     for start, end in _matches(text, rule):
         if start >= over:
-            start, over = _place_of(text, rule, start, end)
+            start, over = _place_of(text, rule, start, end, end_of)
             yield Place(start, over, rule.name, rule.group)
 
 
-def _place_of(text: str, rule: Rule, start: int, end: int) -> tuple[int, int]:
+def _place_of(text: str, rule: Rule, start: int, end: int, end_of: Callable[[int], int | None]) -> tuple[int, int]:
     """Return the place of what a rule has found, of an assignment what is assigned."""
     if rule.is_real is genuine.is_assigned and (head := _ASSIGNS.match(text, start, end)) is not None:
         start = head.end()
     if rule.name == "private_key":
-        over = _KEY_ENDS.search(text, end)
-        return start, len(text) if over is None else over.end()
+        most = end_of(start)
+        most = len(text) if most is None else max(end, most)
+        over = _KEY_ENDS.search(text, end, most)
+        return start, most if over is None else over.end()
     if rule.name == "email":  # found by the sign inside it
         if text[start - 1 : start] == " " and text[start] != "@":  # anna (at) example.com
             start -= 1

@@ -52,10 +52,13 @@ DOCUMENTS: list[Any] = [
     {"to": "anna@example.com", "body": "Dear\nbo@example.com,\n\tcard 4111 1111 1111 1111", "cc": ["anna@example.com"]},
     {"pem": KEY, "n": 1},
     {"pem": KEY[:300], "n": [2, "three"]},
+    {"pem": KEY[:300], "to": "anna@example.com", "body": "as ever " * 40},
     {"n": 4111111111111111, "to": ["anna@example.com"]},
     {"key": 1, "api_key": "q8Zs93jdLs02mNx7QpZt8wB5vK1rT6yU"},
     {"q": 'say "anna@example.com" twice', "\u00e9": "x"},
 ]
+NUMBERS = {"n": [-4111111111111111, [4111, 1111, 1111, 1111], 415.5552671], "to": ["anna@example.com"]}
+ARGUMENTS = [*map(json.dumps, DOCUMENTS), json.dumps(NUMBERS, indent=12), json.dumps(NUMBERS, separators=(",", ":"))]
 
 
 @pytest.fixture
@@ -115,10 +118,9 @@ async def test_no_more_than_a_look_back_waits(guarding: Guarding, text: str, mos
     assert sum(len(delta.text) for delta in hook.rest()) == waits
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=range(len(DOCUMENTS)))
-async def test_arguments_of_calls_stay_json(guarding: Guarding, document: Any) -> None:
+@pytest.mark.parametrize("said", ARGUMENTS, ids=range(len(ARGUMENTS)))
+async def test_arguments_of_calls_stay_json(guarding: Guarding, said: str) -> None:
     """As those of a whole answer do, for the tool reads them: what is no text, a number, is left to be blocked."""
-    said = json.dumps(document)
     whole = json.loads(Redactor(frozenset(REDACTABLE)).text(said))
     for cuts in cuts_of(said, random.Random(said)):
         hook = hook_of(guarding)
