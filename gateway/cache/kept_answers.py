@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import zlib
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -91,11 +92,11 @@ def was_filtered(answer: KeptAnswer) -> bool:
     return FinishReason.CONTENT_FILTER in ends
 
 
-def place_of(call: Call, model: ModelSpec, scope: str, pepper: str) -> Place:
+def place_of(call: Call, model: ModelSpec, scope: str, pepper: str, redacts: Collection[str] = ()) -> Place:
     """Return where the answer of ``model`` to a call is kept. Whitespace and the order of keys don't matter, the number
-    of digits, the dialect and whether it streams do."""
+    of digits, the dialect and whether it streams do. ``redacts``: the groups that are taken out of the answer."""
     asked = [_said(call.request), None if call.native is None else _said(call.native), dict(call.extra)]
-    what = [scope, call.endpoint, model.name, model.upstream_model, *asked]
+    what = [scope, call.endpoint, model.name, model.upstream_model, *asked, *sorted(redacts)]
     canonical = msgspec.json.encode(what, order="deterministic")
     return Place(scope, hmac.digest(pepper.encode(), b"tollgate cache\0" + canonical, "sha256").hex())
 

@@ -29,6 +29,7 @@ from gateway.calls.call import Call
 from gateway.calls.hooks import ReplyHook
 from gateway.core.background import Background
 from gateway.core.settings import ProviderSettings, Settings
+from gateway.moderation.moderator import Moderator
 from gateway.storage.encryption import Sealer
 from gateway.telemetry.meters import counter_of
 from gateway.telemetry.metrics import Metrics
@@ -58,7 +59,13 @@ class AnswerCache:
     """The cache as the calls of one edition meet it. Calls that do not go by it cost it a look at two names."""
 
     def __init__(
-        self, settings: Settings, store: CacheStore, sealer: Sealer, background: Background, metrics: Metrics
+        self,
+        settings: Settings,
+        store: CacheStore,
+        sealer: Sealer,
+        background: Background,
+        moderator: Moderator,
+        metrics: Metrics,
     ) -> None:
         self._settings = settings.cache
         self._pepper = settings.key_pepper
@@ -66,6 +73,7 @@ class AnswerCache:
         self._store = store
         self._sealer = sealer
         self._background = background
+        self._moderator = moderator
         self._metrics = metrics
 
     def takes(self, call: Call) -> bool:
@@ -79,7 +87,7 @@ class AnswerCache:
         """Return what there is for a call that the cache takes."""
         takes_all = (call.cache or self._uses.get(call.request.model)) == "all"
         model = route.targets[0].model
-        place = await off_loop(call.size, partial(place_of, call, model, self._scope_of(call, route), self._pepper))
+        place = await self._place_of(call, model, self._scope_of(call, route))
         looked, sealed = Looked(place, model, takes_all), await self._store.find(place)
         if sealed is None:
             self._count("away" if self._store.is_away else "miss")
@@ -106,12 +114,17 @@ class AnswerCache:
     async def _keep(self, call: Call, looked: Looked, model: ModelSpec, answer: KeptAnswer) -> None:
         place = looked.place
         if model.name != looked.model.name or model.upstream_model != looked.model.upstream_model:
-            place = await off_loop(call.size, partial(place_of, call, model, place.scope, self._pepper))
+            place = await self._place_of(call, model, place.scope)
         sealed = await in_parallel(_size_of(answer), HEAVY, partial(seal, self._sealer, place, answer))
         limits, is_kept = self._settings, False
         if len(sealed) <= limits.max_answer_bytes:
             is_kept = await self._store.keep(place, sealed, ttl=limits.ttl, most=limits.max_bytes)
         self._count("kept" if is_kept else "not_kept")
+
+    async def _place_of(self, call: Call, model: ModelSpec, scope: str) -> Place:
+        policy = self._moderator.policy_for(call)  # what is taken out for one team is there for another
+        redacts = () if policy is None else policy.redacted_groups("output")
+        return await off_loop(call.size, partial(place_of, call, model, scope, self._pepper, redacts))
 
     def _scope_of(self, call: Call, route: Route) -> str:
         team = call.caller.team.id

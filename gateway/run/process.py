@@ -172,7 +172,7 @@ class _Process:
         prefills = RemotePrefills(providers, self.client, limiter.prompt_at, clock)
         dispatcher = Dispatcher(providers, self.client, breakers, self.budgets, limiter, prefills, first_tokens, clock)
         closer = CallCloser(self.admission, providers, moderator, metrics, self.contents, self.tracer, clock)
-        cache = AnswerCache(settings, self.cache_store, self.cache_sealer, self.background, metrics)
+        cache = AnswerCache(settings, self.cache_store, self.cache_sealer, self.background, moderator, metrics)
         replies = Replies(dispatcher, closer, self.hooks, cache, self.contents, clock, metrics)
         return Edition(
             settings=settings,

@@ -22,6 +22,7 @@ from gateway.core.settings import CacheSettings, Safety
 from tests.support.house import House, make_team, serving
 from tests.support.redis_proxy import RedisProxy, Way
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.upstream_scripts import Script
 from tests.support.waiting import until
 
 ON, ALL = {"x-cache": "on"}, {"x-cache": "all"}
@@ -194,7 +195,7 @@ def test_what_differs_is_another_request(house: House, upstream: ScriptedUpstrea
 
 def test_teams_share_nothing_unless_they_are_named(house: House, upstream: ScriptedUpstream, tmp_path: Path) -> None:
     """Another team's answer is a miss; two that `cache.shared` names get each other's; a third still gets none. What a
-    team's own key paid for is that team's alone."""
+    team's own key paid for is that team's alone, and what is taken out of its answers is missing in no other's."""
     teams = [f"cache-{uuid.uuid4().hex[:8]}" for _ in range(2)]
     keys = [asyncio.run(make_team(house.settings, team)) for team in teams]
     asked = body()
@@ -206,12 +207,21 @@ def test_teams_share_nothing_unless_they_are_named(house: House, upstream: Scrip
         asked = body()
         seen = [ask(other, asked, key=key).headers["x-cache"] for key in (*keys, None)]
         with other.client(house.admin_key) as admin:
+            redacts = {"output": "flag", "levels": {"contacts": "redact"}, "redacts": "output"}
+            admin.patch(f"/admin/teams/{teams[0]}", json={"safety": redacts}).raise_for_status()
+            upstream.script(Script(text="Ask anna@example.com."), model="small", times=2)
+            asked = body()
+            told = [ask(other, asked, key=key) for key in (*keys, *keys)]
+            admin.patch(f"/admin/teams/{teams[0]}", json={"safety": None}).raise_for_status()
             said = {"provider": "upstream", "key": "sk-own-of-a-cache"}
             admin.post(f"/admin/teams/{teams[0]}/provider-keys", json=said).raise_for_status()
-        asked = body()
-        paid = [ask(other, asked, key=key).headers["x-cache"] for key in (*keys, keys[0])]
+            asked = body()
+            paid = [ask(other, asked, key=key).headers["x-cache"] for key in (*keys, keys[0])]
     assert seen == ["miss", "hit", "miss"]
     assert paid == ["miss", "miss", "hit"]
+    assert [answer.headers["x-cache"] for answer in told] == ["miss", "miss", "hit", "hit"]
+    texts = [answer.json()["choices"][0]["message"]["content"] for answer in told]
+    assert texts == ["Ask [redacted email 1].", "Ask anna@example.com."] * 2
 
 
 def replace_url(house: House, url: str) -> House:
