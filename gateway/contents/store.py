@@ -99,7 +99,7 @@ class ContentStore:
 
     def _row_of(self, kept: Gathered) -> tuple[str, UUID, datetime, bytes] | None:
         try:
-            made_at = datetime.fromtimestamp(kept.call.created_at, UTC)
+            made_at = datetime.fromtimestamp(kept.created_at, UTC)
             return kept.team_id, UUID(kept.request_id), made_at, kept.sealed(self._sealer)
         except Exception as exc:  # of one call; those beside it are written
             log.error("contents_not_kept", request_id=kept.request_id, error=type(exc).__name__)

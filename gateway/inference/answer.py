@@ -60,7 +60,8 @@ class Replies(Struct, eq=False):
             hooks = [make(context.call, answering.target) for make in self._hooks]
             if looked is not None and not answering.is_kept:  # after the others: it gathers what they let out
                 hooks.append(self.cache.keeper(context.call, looked, answering))
-            if self._contents.keeps(context.call):
+            # A line that a batch of its provider has answered is here as it came: the files of its batch have it.
+            if account.opened is not None and self._contents.keeps(context.call):
                 hooks.append(self._contents.keeper(context.call))
             cache = "off" if looked is None else "hit" if answering.is_kept else "miss"
             return Reply(context, account, source, hooks, self._closer, self._clock, keep_ending, cache)

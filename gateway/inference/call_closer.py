@@ -11,7 +11,7 @@ from billing.core.records import Status, UsageRecord, units_of
 from gateway.calls.accounting import CallAccounting
 from gateway.calls.call import Call, record_for
 from gateway.calls.estimate import filled_in
-from gateway.contents.keeper import Gathered
+from gateway.contents.keeper import gathered
 from gateway.contents.store import ContentStore
 from gateway.core.clock import Clock
 from gateway.inference.admission import Admission
@@ -77,7 +77,7 @@ class CallCloser(Struct, eq=False):
             record = self._with_prompt(context, target, record, account.prompt)
         account.close(record)
         if self._contents.keeps(call):
-            self._contents.add(Gathered(call, record.status))
+            self._contents.add(gathered(call, record.status))
         if log.attempts:
             self.note(call, record)
         self._admission.settle(account)

@@ -211,7 +211,9 @@ def live_calls(upstream: ScriptedUpstream) -> int:
 async def test_lines_go_through_the_providers_batch_api_at_half_the_price(
     house: House, upstream: ScriptedUpstream, team: Team, name: str
 ) -> None:
-    """One batch there, one row each, half of what a live call costs; no ordinary call is made."""
+    """One batch there, one row each, half of what a live call costs; no ordinary call is made. Their contents are in
+    the batch's files alone, also of a team that has those of its calls kept."""
+    await query(house, """UPDATE teams SET contents = '{"keep_days": 1}' RETURNING id""")
     async with working(house):
         batch_id = await team.submit(name)
         seen = await team.ended(batch_id)
@@ -228,6 +230,10 @@ async def test_lines_go_through_the_providers_batch_api_at_half_the_price(
     for row in rows:
         full = 1000 * row["input_tokens"] + 2000 * row["output_tokens"]
         assert (row["cost_nanousd"], row["discount_nanousd"]) == (full // 2, full // 2)
+    kept = (
+        "SELECT request_id FROM call_contents JOIN usage_records USING (request_id) WHERE client_request_id LIKE '{}:%'"
+    )
+    assert await query(house, kept.format(batch_id)) == []
     await check_books(house)
     today = datetime.now(UTC).date()
     usage = (await team.http.get(f"/v1/usage?from={today}&to={today}&group_by=model")).json()["results"]
