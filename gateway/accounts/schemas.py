@@ -238,7 +238,7 @@ def check_contents(wanted: TeamContents | UnsetType | None, most: float) -> None
     if not isinstance(wanted, TeamContents) or 1 <= wanted.keep_days <= days:
         return
     if days < 1:
-        raise invalid_value("contents", "must be null: this deployment keeps no contents (retention.contents)")
+        raise invalid_value("contents", "must be null: less than a day is kept here (retention.contents)")
     raise invalid_value("contents.keep_days", f"must be 1 to {days} here (retention.contents)")
 
 

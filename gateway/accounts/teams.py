@@ -56,6 +56,7 @@ from gateway.storage.tables import api_keys, call_contents, teams
 from protocol.errors import NotFound
 
 NAMED = 10  # teams that an error names
+ERASED_AT_ONCE = 10_000  # contents of calls: all of a large team's would take longer than a statement may
 
 
 class TeamRecord(Struct, frozen=True, kw_only=True):
@@ -144,8 +145,8 @@ async def update_team(
             await follow_limits(connection, f"model:{team_id}/{name}")
     if "user_limits" in changes or "tag_limits" in changes:
         await connection.execute(_FOLLOW_VALUE_LIMITS, {"team_id": team_id})
-    if "contents" in changes and patch.contents is None:  # writers wait for the team's row, and find it changed
-        await connection.execute(delete(call_contents).where(call_contents.c.team_id == team_id))
+    if "contents" in changes:
+        await _erase_contents(connection, team_id, before["contents"], changes["contents"])
     if "webhook_url" in changes and before["webhook_url"] is not None:
         await follow_url(connection, team_id, before["webhook_url"], changes["webhook_url"])
     details = {name: value for name, value in changes.items() if name != "suspended_at"}
@@ -153,6 +154,17 @@ async def update_team(
         details["suspended"] = patch.suspended
     await _tell(connection, act, "team.updated", team_id, details)
     return _record(row)
+
+
+async def _erase_contents(connection: AsyncConnection, team_id: str, before: object, after: object) -> None:
+    """Erase what is kept of a team that wants nothing kept any more. Nothing of it is read from then on; what is too
+    much for a moment the purge erases, and until then the team can have nothing kept again. Raises Conflict."""
+    if before is not None and after is not None:
+        return
+    some = select(call_contents.c.request_id).where(call_contents.c.team_id == team_id).limit(ERASED_AT_ONCE)
+    erased = await connection.execute(delete(call_contents).where(call_contents.c.request_id.in_(some)))
+    if after is not None and erased.rowcount == ERASED_AT_ONCE:
+        raise Conflict("What was kept of the team's calls before is still being erased. Try again in a minute.")
 
 
 async def find_callers(connection: AsyncConnection, digests: Sequence[bytes]) -> dict[bytes, Caller]:

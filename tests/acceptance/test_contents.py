@@ -12,7 +12,12 @@ import httpx
 import pytest
 from sqlalchemy import text
 
+from gateway.accounts import teams
+from gateway.accounts.schemas import TeamPatch
 from gateway.contents.store import purge_contents
+from gateway.core.errors import Conflict
+from gateway.core.principals import TeamContents
+from gateway.storage.audit_log import Act
 from gateway.storage.database import Database
 from tests.support.house import House
 from tests.support.paying_team import PayingTeam
@@ -164,6 +169,33 @@ def test_they_end_with_their_days_and_with_the_teams_wish(house: House, team: Pa
 
     assert (still, past) == (1, 0)
     assert read_rows(house, count, team=team.id) == []
+
+
+def test_what_is_too_much_to_erase_at_once_is_not_read_and_does_not_come_back(
+    house: House, team: PayingTeam, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A team's wish never takes longer than a moment: the purge erases the rest, and before it has nothing is kept
+    again."""
+    monkeypatch.setattr(teams, "ERASED_AT_ONCE", 1)
+    calls = [ask(house, team) for _ in range(3)]
+    for request_id in calls:
+        contents_of(house, team, request_id).raise_for_status()
+
+    async def want(contents: TeamContents | None) -> None:
+        database = Database(house.settings.database_url)
+        async with database, database.begin() as connection:
+            await teams.update_team(connection, team.id, TeamPatch(contents=contents), Act("a test", None, None, None))
+
+    asyncio.run(want(None))
+    with house.client(team.key) as client:
+        told = [client.get(f"/v1/calls/{request_id}/contents").status_code for request_id in calls]
+    with pytest.raises(Conflict):
+        asyncio.run(want(TeamContents(7)))
+    purge(house, days=0)
+    asyncio.run(want(TeamContents(7)))
+
+    assert told == [404] * 3
+    assert read_rows(house, "SELECT 1 FROM call_contents WHERE team_id = :team", team=team.id) == []
 
 
 def test_days_are_within_the_deployments_retention(house: House, team: PayingTeam) -> None:
