@@ -51,6 +51,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # is set in some shells, and by readline wherever that was imported.
 os.environ.pop("COLUMNS", None)
 
+# Run behind a shell's `&`, SIGINT is ignored, by every process that a test starts as well; some are to end by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 ROOT = Path(__file__).parent
 
 

@@ -39,7 +39,7 @@ class Holding:
         return True
 
     def force(self, request: HoldRequest) -> None:
-        """Hold it whether there is room or not: it has no cap, and the database does not answer."""
+        """Hold it whether there is room or not: it has no cap, and the database does not answer; or it runs already."""
         rooms, day = self._rooms.of(request), day_of(request.request_id)
         for scope in request.scopes:
             self._rooms.look_at(day, scope.name)

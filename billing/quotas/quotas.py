@@ -52,6 +52,11 @@ class Quotas:
         requests, tokens = self.rates.remaining(request)
         return Hold(request=request, owner=self.leases.owner, requests=requests, tokens=tokens)
 
+    def owe(self, request: HoldRequest) -> Hold:
+        """Count a call that runs already, whether there is room for it or not."""
+        self.leases.holding.force(request)
+        return Hold(request=request, owner=self.leases.owner)
+
     def settle(self, hold: Hold, used: Settlement) -> None:
         """Put what the call really used in place of its hold. Once, however often it is said."""
         request = hold.request

@@ -91,6 +91,19 @@ class Admission:
         self._open_calls.add(account)
         return account
 
+    def owe(self, call: Call, route: Route) -> CallAccounting:
+        """Return the open account of a call that its upstream has begun: what it costs is owed, whatever there is room
+        for, and nothing is held for it."""
+        legs = tuple([replace(leg, tokens=0, cost_nanousd=0) for leg in legs_of(call, route)])
+        account = CallAccounting(
+            self._quotas.owe(replace(_request_of(call, legs), is_internal=True)),
+            self._journal,
+            self._quotas,
+            owes_parts=call.owes_parts,
+        )
+        self._open_calls.add(account)
+        return account
+
     async def admit_free(self, call: Call) -> CallAccounting:
         """Count a call that will use and cost nothing as a request, and return its open account.
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from urllib.parse import quote
 
 from msgspec.structs import replace
@@ -30,7 +30,7 @@ from gateway.upstreams.socket import UpstreamSocket
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamFailure, UpstreamUnable
 from protocol.chat import ChatRequest, Message
-from protocol.errors import UnsupportedParameter
+from protocol.errors import ServiceError, UnsupportedParameter
 from router.catalog.targets import Route, Target
 from router.choose import permitted_name
 
@@ -41,9 +41,9 @@ class Realtime:
     def __init__(self, client: UpstreamClient, breakers: Breakers, moderator: Moderator, clock: Clock) -> None:
         self._client, self._breakers, self._moderator, self._clock = client, breakers, moderator, clock
 
-    async def open(self, edition: Edition, call: Call, renew: Renew) -> Relay:
+    async def open(self, edition: Edition, call: Call, renew: Renew, refused: Callable[[ServiceError], None]) -> Relay:
         """Return the open conversation that a call asks for; its caller runs or closes it. ``renew`` returns a call for
-        each response that follows, as its caller may ask it then.
+        each response that follows, as its caller may ask it then; ``refused`` hears why one is not held.
 
         Raises a ServiceError when no target may, can or does open it; then nothing is held and nothing is owed.
         """
@@ -56,25 +56,26 @@ class Realtime:
             inference.admission.settle(account)
             raise
         began, team = self._clock.monotonic(), call.caller.team.id
-        books = Books(inference.admission, inference.closer, self._clock)
+        books = Books(inference.admission, inference.closer, self._clock, refused)
 
         async def renewed() -> Call:
             asked = await renew()
-            self._moderator.refuse_paused(asked)
+            self._check_policy(asked)
             permitted_name(asked.request.model, asked.routing, edition.catalog)
             return asked
 
+        turns = Turns(Turn(call, account), replace(route, targets=(target,)), target, books, renewed)
         return Relay(
             socket,
-            Turns(Turn(call, account), replace(route, targets=(target,)), target, books, renewed),
+            turns,
             Names(call.request.model, target.model.upstream_model, target.model.max_output),
-            partial(self._judge, call),
+            lambda event: self._judge(turns.call, event),
             self._clock.new_id,
             lambda failure: self._breakers.broke(permit, began, failure, team, 0),
         )
 
     def _check_policy(self, call: Call) -> None:
-        """Raise what the content policy has against a conversation before it begins."""
+        """Raise what the content policy has against a conversation, or its next response."""
         self._moderator.refuse_paused(call)
         policy = self._moderator.policy_for(call)
         if policy is not None and (policy.redacted_groups("input") or policy.redacted_groups("output")):

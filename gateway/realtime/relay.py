@@ -34,6 +34,7 @@ from protocol.serving.off_loop import off_loop
 
 LONGEST = 3600.0  # seconds that a conversation may last, as OpenAI has it
 HELD_FOR = 300.0  # seconds that a hold may stand ahead: then the key, its team, limits and day are looked at anew
+REFUSED, EXPIRED = "refused", "expired"  # outcomes of what runs where the next may not, or the hour is over
 NORMAL, POLICY, BROKEN, RESTART, LATER = 1000, 1008, 1011, 1012, 1013  # why a connection is closed
 
 log = structlog.get_logger()
@@ -47,6 +48,11 @@ class Ending(Struct, frozen=True):
     error: ServiceError | None = None
     is_left: bool = False  # by its client
     outcome: str = "abandoned"  # of responses that ran
+
+    @property
+    def owes_prompt(self) -> bool:
+        """Whether a response of which nothing was seen is owed all the same: its upstream did not break it off."""
+        return self.is_left or self.outcome in (REFUSED, EXPIRED)
 
 
 class ClientSide(Protocol):
@@ -92,6 +98,7 @@ class Relay:
         self._money = asyncio.Lock()  # one response begins or ends at a time
         self._ends = asyncio.get_running_loop().create_future()  # when the gateway does, and no response runs
         self._is_draining = False
+        self._unbooked: bytes | None = None  # what the upstream said last, until it is booked
 
     def drain(self) -> None:
         """End as soon as no response runs: the gateway ends."""
@@ -101,7 +108,7 @@ class Relay:
     def close(self, ending: Ending | None = None) -> None:
         """Book what still runs, let go of what is held, and close the upstream's side."""
         ending = ending or Ending(NORMAL, "")
-        self._turns.break_off(ending.outcome, is_left=ending.is_left)
+        self._turns.break_off(ending.outcome, owes_prompt=ending.owes_prompt)
         self._socket.close(NORMAL, "")
 
     async def run(self, client: ClientSide) -> None:
@@ -112,10 +119,10 @@ class Relay:
         try:
             done, _ = await asyncio.wait([*tasks, self._ends], timeout=LONGEST, return_when=asyncio.FIRST_COMPLETED)
             ending = self._ending_of(done)
+            await _stopped(tasks)
+            await self._hear_out()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _stopped(tasks)
             self.close(ending)
             if ending.error is not None:
                 await self._tell(ending.error)
@@ -125,14 +132,14 @@ class Relay:
     def _ending_of(self, done: set[asyncio.Future[Ending]]) -> Ending:
         if not done:
             words = f"Your session hit the maximum duration of {LONGEST / 60:g} minutes."
-            return Ending(NORMAL, "session_expired", BadRequest(words, code="session_expired"), outcome="expired")
+            return Ending(NORMAL, "session_expired", BadRequest(words, code="session_expired"), outcome=EXPIRED)
         first = next((one for one in done if one is self._ends), next(iter(done)))
         try:
             return first.result()
         except ServiceError as exc:  # a hold that is refused, or nonsense of the upstream
             code = LATER if isinstance(exc, RateLimited) or exc.status >= 500 else POLICY
             code = BROKEN if isinstance(exc, UpstreamFailure) else code
-            return Ending(code, exc.code or "error", exc, outcome=getattr(exc, "outcome", "refused"))
+            return Ending(code, exc.code or "error", exc, outcome=getattr(exc, "outcome", REFUSED))
         except Exception:
             log.exception("conversation_failed")
             return Ending(BROKEN, "server_error", ServiceError("The conversation broke off inside the gateway."))
@@ -187,31 +194,51 @@ class Relay:
     async def _from_upstream(self) -> Ending:
         while True:
             try:
-                message = await self._socket.receive()
+                message = self._unbooked = await self._socket.receive()
             except SocketClosed as exc:
                 return self._closed_by_upstream(exc)
             head: Head = await off_loop(len(message), partial(read_head, message))
             if head.type == DONE:
                 await self._end_response(message, head)
                 continue
-            if head.type == CREATED:
-                async with self._money:
-                    await self._turns.begin(response_in(head).id)
-            elif head.type == ERROR:
-                async with self._money:
-                    if self._turns.refused(fault_in(head).event_id):
-                        await self._turns.hold_ahead()
-                self._look()
-            elif head.delta and head.type in SAID:
-                self._turns.see(head.response_id, words=len(bytes(head.delta)) - 2)
-            elif head.delta and head.type == SPOKEN:
-                self._turns.see(head.response_id, sound=len(bytes(head.delta)) - 2)
+            await self._note(head)
+            self._unbooked = None
             await self._client.say(message)
+
+    async def _note(self, head: Head) -> None:
+        """Note what an event says of responses that begin or go on. Raises what refuses another hold."""
+        if head.type == CREATED:
+            async with self._money:
+                await self._turns.begin(response_in(head).id)
+        elif head.type == ERROR:
+            async with self._money:
+                if self._turns.refused(fault_in(head).event_id) and not self._turns.is_over:
+                    await self._turns.hold_ahead()
+            self._look()
+        elif head.delta and head.type in SAID:
+            self._turns.see(head.response_id, words=len(bytes(head.delta)) - 2)
+        elif head.delta and head.type == SPOKEN:
+            self._turns.see(head.response_id, sound=len(bytes(head.delta)) - 2)
+
+    async def _hear_out(self) -> None:
+        """Close the upstream's side, and book what it began by itself before it heard of that."""
+        self._turns.is_over = True
+        unbooked, said = self._unbooked, await self._socket.said_last()
+        try:
+            for message in said if unbooked is None else (unbooked, *said):
+                head = read_head(message)
+                if head.type != DONE:
+                    await self._note(head)
+                elif (turn := self._turns.end(response_in(head))) is not None:
+                    self._turns.settle(turn)
+        except ServiceError as exc:  # nonsense of the upstream, or a journal that is full
+            log.warning("conversation_not_heard_out", code=exc.code)
 
     async def _end_response(self, message: bytes, head: Head) -> None:
         """Book a response, pass its end on with what it cost, and hold the next. Raises what refuses that."""
         async with self._money:
             turn = self._turns.end(response_in(head))
+            self._unbooked = None
             if turn is not None:
                 assert turn.account.record is not None
                 told = {"request_id": turn.call.request_id, "cost_usd": to_text(turn.account.record.cost_nanousd)}
@@ -252,6 +279,12 @@ class Relay:
         assert isinstance(told, dict)
         body = {"type": ERROR, "event_id": f"event_{self._new_id()}", "error": told | {"event_id": event_id}}
         await self._client.say(msgspec.json.encode(body))
+
+
+async def _stopped(tasks: list[asyncio.Task[Ending]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Named(Struct, frozen=True):

@@ -22,7 +22,7 @@ from gateway.inference.admission import Admission
 from gateway.inference.call_closer import CallCloser
 from gateway.realtime.seen import Context, Said
 from gateway.realtime.server_events import COMPLETED, Response
-from protocol.errors import BadRequest
+from protocol.errors import BadRequest, ServiceError
 from protocol.usage import Usage
 from router.catalog.targets import Route, Target
 
@@ -47,6 +47,7 @@ class Books(Struct, frozen=True, eq=False):
     admission: Admission
     closer: CallCloser
     clock: Clock
+    refused: Callable[[ServiceError], None]  # hears why one is not held
 
 
 class Turns:
@@ -55,7 +56,9 @@ class Turns:
 
     def __init__(self, first: Turn, route: Route, target: Target, books: Books, renew: Renew) -> None:
         self.context = Context()
+        self.call = first.call  # the latest: its caller as that was looked at last
         self.ahead: Turn | None = first
+        self.is_over = False  # nothing more is held; what the upstream has begun until it hears of that is owed
         self._route, self._target, self._books, self._renew = route, target, books, renew
         self._asked: dict[str, Turn] = {}  # by the id of the event that asks
         self._running: dict[str, Turn] = {}  # by the upstream's id
@@ -107,7 +110,7 @@ class Turns:
         if self._asked:
             turn = self._asked.pop(next(iter(self._asked)))
         else:
-            turn = self.ahead or await self._hold()
+            turn = self.ahead or (self._owed() if self.is_over else await self._hold())
             self._open(turn)
         self._running[response_id] = turn
 
@@ -137,10 +140,10 @@ class Turns:
         """Let go of what was held."""
         self._books.admission.settle(turn.account)
 
-    def break_off(self, outcome: str, *, is_left: bool) -> None:
-        """Book what still runs: what was seen of it is owed; where nothing was, its prompt if its client has left."""
+    def break_off(self, outcome: str, *, owes_prompt: bool) -> None:
+        """Book what still runs: what was seen of it is owed; where nothing was, its prompt, if ``owes_prompt``."""
         for turn in (*self._asked.values(), *self._running.values()):
-            owes = is_left or turn.first is not None
+            owes = owes_prompt or turn.first is not None
             used = self.context.usage(turn.said, self._target.model)
             self._close(turn, Status.INTERRUPTED if owes else Status.FAILED, used, outcome)
             self.settle(turn)
@@ -150,8 +153,17 @@ class Turns:
             self.ahead = None
 
     async def _hold(self) -> Turn:
-        call, account = await self._books.admission.admit(await self._renew(), self._route)
-        return Turn(call, account)
+        try:
+            self.call, account = await self._books.admission.admit(await self._renew(), self._route)
+        except ServiceError as exc:
+            self._books.refused(exc)
+            raise
+        return Turn(self.call, account)
+
+    def _owed(self) -> Turn:
+        clock = self._books.clock
+        call = replace(self.call, request_id=clock.new_id(), created_at=clock.now(), started=clock.monotonic())
+        return Turn(call, self._books.admission.owe(call, self._route))
 
     def _open(self, turn: Turn) -> None:
         """Enter a response into the journal, and let go of what is held ahead no more. Raises JournalFull."""

@@ -59,6 +59,7 @@ class UpstreamSocket(asyncio.Protocol):
         self._pinger: asyncio.TimerHandle | None = None
         self._silent = 0  # pings since the upstream was heard
         self._end: SocketClosed | None = None
+        self._lost = asyncio.Event()
 
     async def opened(self) -> None:
         """Return once the upstream has answered the handshake. Raises UpstreamError where it does not, or badly."""
@@ -107,6 +108,20 @@ class UpstreamSocket(asyncio.Protocol):
             else:
                 self._loop.call_later(LINGER, self.abort)
 
+    async def said_last(self) -> list[bytes]:
+        """Close it, and return what the upstream had said before it heard of that. Waits ``LINGER`` at the most."""
+        self.close()
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+        late = self._loop.call_later(LINGER, self.abort)
+        try:
+            await self._lost.wait()
+        finally:
+            late.cancel()
+        said, self._messages = [*self._messages], deque()
+        return said
+
     def abort(self) -> None:
         """Close the connection at once."""
         self._finish(SocketClosed(None, ""))
@@ -125,6 +140,7 @@ class UpstreamSocket(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         self._finish(SocketClosed(None, ""))
+        self._lost.set()
 
     def pause_writing(self) -> None:
         """The upstream takes no more for now."""
@@ -146,7 +162,10 @@ class UpstreamSocket(asyncio.Protocol):
         self._flush()  # answers to pings, and to a close
         if self._protocol.parser_exc is not None:
             self._finish(SocketClosed(None, ""))
-        if self._unread > UNREAD and not self._is_paused and self._end is None:
+        if self._end is not None:
+            if self._unread > LARGEST_MESSAGE:  # it goes on although it was told of the end
+                self.abort()
+        elif self._unread > UNREAD and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
         self._news.set()

@@ -33,6 +33,7 @@ SECRET = "The key is AKIAIOSFODNN7EXAMPLE."
 # 100 tokens at $4 a million and 30 at $16; 80 words at $4, 20 cached at $0.4, 60 heard at $32, 40 cached at $0.4, 20
 # said at $16 and 100 by voice at $64.
 WORDS_COST, VOICE_COST = Decimal("0.00088"), Decimal("0.008984")
+ONE_HELD = Decimal(4096 * 32 + 1024 * 64) / 1_000_000
 
 
 @pytest.fixture(autouse=True)
@@ -181,12 +182,11 @@ def test_a_response_that_the_provider_refuses_costs_nothing(
     talk.response.create(event_id="mine")
     error = heard(talk, "error")[-1]
     talk.response.create()
-    done = heard(talk)[-1]
-    until(lambda: len(rows(house)) >= 2)
-    last, refused, *_ = rows(house)
+    last = row_of(house, heard(talk)[-1])
+    newest, refused, *_ = rows(house)
 
     assert (error.error.code, error.error.event_id) == ("conversation_already_has_active_response", "mine")
-    assert last["request_id"] == done.model_extra["request_id"]
+    assert newest["request_id"] == last["request_id"]
     assert (refused["status"], cost(refused)) == ("failed", 0)
 
 
@@ -305,9 +305,8 @@ def test_a_deployment_of_azure_is_asked_in_its_way(house: House, openai: OpenAI,
 
 
 def test_a_team_without_room_for_the_next_response_is_told_and_closed(house: House, voices: ScriptedRealtime) -> None:
-    """The first is held and booked; then the rest is too little for another."""
-    one = Decimal(4096 * 32 + 1024 * 64) / 1_000_000
-    limits = LimitsInput(usd_per_day=one + WORDS_COST / 2)
+    """The first is held and booked; then the rest is too little for another, which the team finds as a refused call."""
+    limits = LimitsInput(usd_per_day=ONE_HELD + WORDS_COST / 2)
     key = asyncio.run(make_team(house.settings, "team_one_voice", limits))
     with OpenAI(base_url=house.url + "/v1", api_key=key) as client, client.realtime.connect(model="talker") as talk:
         talk.response.create()
@@ -320,6 +319,44 @@ def test_a_team_without_room_for_the_next_response_is_told_and_closed(house: Hou
     assert end == (1008, "insufficient_quota")
     assert [cost(row) for row in rows(house, key)] == [WORDS_COST]
     until(lambda: voices.closed == [1000])
+    with house.client(key) as client:
+        refused = until(lambda: client.get("/v1/calls", params={"status": "refused"}).json()["data"])
+    assert [(row["endpoint"], row["code"], row["model_asked"]) for row in refused] == [
+        ("realtime", "insufficient_quota", "talker")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("own", "status", "costs"),
+    [
+        (Answer(), "answered", WORDS_COST),
+        (Answer(words=(), end="waits"), "interrupted", Decimal("0.00052")),  # its prompt: 130 tokens of the one before
+    ],
+)
+def test_what_a_provider_begins_before_it_hears_of_the_end_is_owed(
+    house: House, voices: ScriptedRealtime, own: Answer, status: str, costs: Decimal
+) -> None:
+    """It begins a response with the end of the last one, after which the team has no room for another."""
+    voices.script(Answer(follows=True), own)
+    limits = LimitsInput(usd_per_day=ONE_HELD + WORDS_COST / 2)
+    key = asyncio.run(make_team(house.settings, f"team_{status}_voice", limits))
+    with OpenAI(base_url=house.url + "/v1", api_key=key) as client, client.realtime.connect(model="talker") as talk:
+        talk.response.create()
+        end = closing(talk)
+    until(lambda: len(rows(house, key)) > 1)
+
+    assert end == (1008, "insufficient_quota")
+    assert [(row["status"], cost(row)) for row in rows(house, key)] == [(status, costs), ("answered", WORDS_COST)]
+
+
+def test_a_conversation_ends_after_an_hour(openai: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the API has it: with an error that says so, and a regular end."""
+    monkeypatch.setattr(relay, "LONGEST", 0.05)
+    with openai.realtime.connect(model="talker") as talk:
+        error = heard(talk, "error")[-1].error
+        end = closing(talk)
+
+    assert (error.code, end) == ("session_expired", (1000, "session_expired"))
 
 
 def test_a_revoked_key_ends_its_conversation(house: House) -> None:
@@ -451,3 +488,26 @@ def test_words_are_judged_before_the_provider_hears_them(house: House, voices: S
     assert (error.code, error.param, error.event_id) == ("content_policy_violation", "item", "mine")
     assert voices.kinds() == [RESPONSE]
     assert (status, told["code"]) == (400, "unsupported_parameter")
+
+
+def test_a_policy_that_a_team_is_given_meanwhile_holds(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the next look at it on."""
+    monkeypatch.setattr(relay, "HELD_FOR", 0.05)
+    key = asyncio.run(make_team(house.settings, "team_late_voice"))
+    secret: Any = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": SECRET}]}
+    with (
+        OpenAI(base_url=house.url + "/v1", api_key=key) as client,
+        client.realtime.connect(model="talker") as talk,
+        house.client(house.admin_key) as admin,
+    ):
+        heard(talk, "session.created")
+        admin.patch("/admin/teams/team_late_voice", json={"safety": {"input": "block"}}).raise_for_status()
+
+        def judged() -> Any:
+            talk.conversation.item.create(item=secret)
+            answer = talk.recv()
+            return answer.error if answer.type == "error" else None
+
+        error = until(judged)
+
+    assert error.code == "content_policy_violation"

@@ -44,13 +44,14 @@ SPEECH = "U1BFRUNI"  # sound after which the server itself begins a response
 class Answer:
     """How one response goes: ``words``, a ``call`` of a function or ``sound`` in pieces, and then its end. ``end`` is
     the status of the response; "waits" until it is cancelled, "cut", "refused", or "silent": none of it
-    begins."""
+    begins. ``follows``: with its end comes the next response, which the provider begins by itself."""
 
     words: tuple[str, ...] = ("Hello, ", "Ada.")
     sound: tuple[str, ...] = ()
     call: str = ""
     usage: dict[str, Any] | None = field(default_factory=lambda: WORDS)
     end: str = "completed"
+    follows: bool = False
 
 
 class ScriptedRealtime:
@@ -122,6 +123,8 @@ class _Talk:
         self._session: dict[str, Any] = {"type": "realtime", "object": "realtime.session", "id": "sess_1"}
         self._count = 0
         self._waiting: dict[str, Any] | None = None  # a response that does not end by itself
+        self._unsent: list[bytes] = []
+        self._is_holding = False  # what it says, to send it with what comes next
 
     def run(self) -> None:
         self._say("session.created", session=self._session)
@@ -171,11 +174,15 @@ class _Talk:
         for piece in answer.words if not answer.call else ():
             self._say(said, content_index=0, delta=piece, **place)
         if answer.end == "waits":
-            self._waiting = response
+            self._waiting, self._is_holding = response, False
+            self._send()
         elif answer.end == "cut":
             self._socket.socket.shutdown(2)
         else:
+            self._is_holding = answer.follows
             self._end(response, answer.end, answer.usage)
+            if answer.follows:
+                self._respond({})
 
     def _end(self, response: dict[str, Any], status: str, usage: dict[str, Any] | None) -> None:
         self._waiting = None
@@ -183,4 +190,13 @@ class _Talk:
 
     def _say(self, kind: str, **said: Any) -> None:
         self._count += 1
-        self._socket.send(json.dumps({"type": kind, "event_id": f"event_{self._count}", **said}))
+        self._unsent.append(json.dumps({"type": kind, "event_id": f"event_{self._count}", **said}).encode())
+        if not self._is_holding:
+            self._send()
+
+    def _send(self) -> None:
+        """Send what was said, before anything that the other side says meanwhile is read."""
+        with self._socket.send_context():
+            for message in self._unsent:
+                self._socket.protocol.send_text(message)
+        self._unsent.clear()

@@ -116,6 +116,56 @@ async def test_a_refusal_is_an_answer_of_http() -> None:
         assert (socket.status, socket.headers["retry-after"], socket.body) == (429, "7", b"slow")
 
 
+async def test_what_comes_before_the_upstream_hears_of_the_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it, also what waited until some was taken; and nothing more, whatever it goes on to say."""
+    monkeypatch.setattr(sockets, "UNREAD", 1000)
+    sent = asyncio.Event()
+
+    async def talk(peer: ServerConnection) -> None:
+        for number in range(30):
+            await peer.send(f"{number} " + "x" * 1000)
+        sent.set()
+        await peer.wait_closed()
+
+    async with talking(talk) as socket:
+        first = await socket.receive()
+        await sent.wait()
+        said = [first, *await socket.said_last()]
+        with pytest.raises(SocketClosed):
+            await socket.receive()
+
+    assert [int(message.split()[0]) for message in said] == [*range(30)]
+
+
+async def test_an_upstream_that_goes_on_after_the_end_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says is not kept without bounds."""
+    monkeypatch.setattr(sockets, "LARGEST_MESSAGE", 100_000)
+    monkeypatch.setattr(sockets, "LINGER", PATIENCE)
+    sent = 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        protocol = ServerProtocol()
+        protocol.receive_data(await reader.readuntil(b"\r\n\r\n"))
+        for event in protocol.events_received():
+            assert isinstance(event, Request)
+            protocol.send_response(protocol.accept(event))
+        with pytest.raises(ConnectionError):
+            while True:
+                protocol.send_text(b"x" * 10_000)
+                writer.write(b"".join(protocol.data_to_send()))
+                await writer.drain()
+                sent += 1
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with server:
+        socket = await opened(server.sockets[0].getsockname()[1])
+        await socket.receive()
+        said = await socket.said_last()
+
+    assert 10 < len(said) <= sent
+
+
 @pytest.mark.parametrize("answer", [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 101 Yes\r\nupgrade: websocket\r\n\r\n"])
 async def test_what_is_no_handshake_is_an_error(answer: bytes) -> None:
     """Nothing, no HTTP, and a handshake that answers another."""

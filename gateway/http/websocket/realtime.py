@@ -40,6 +40,7 @@ class RealtimeSession:
         self._scope, self._receive, self._send = scope, receive, send
         self._connection: SocketProtocol = scope["extensions"][SOCKET]
         self._key_id: str | None = None
+        self._is_carrying = False  # a message, which takes its room until the next is asked for
 
     def begin(self, caller: Caller) -> None:
         """Let the connection be one of ``caller``. Raises RateLimited."""
@@ -66,14 +67,19 @@ class RealtimeSession:
         chosen = SUBPROTOCOL if SUBPROTOCOL in self._scope["subprotocols"] else None
         await self._send({"type": "websocket.accept", "headers": told, "subprotocol": chosen})
         self._connection.end = self.relay.drain
+        if self._sockets.drain.has_begun:
+            self.relay.drain()
         await self.relay.run(self)
 
     async def receive(self) -> bytes | None:
         """Return the client's next message, ``None`` once it has left. Raises BadRequest for what is no text."""
+        if self._is_carrying:
+            self._connection.message_is_read()
+            self._is_carrying = False
         message = await self._receive()
         if message["type"] == "websocket.disconnect":
             return None
-        self._connection.message_is_read()
+        self._is_carrying = True
         text: str | None = message.get("text")
         if text is None:
             raise BadRequest("Send messages of text, not of bytes: sound goes in base64.")

@@ -20,7 +20,8 @@ from gateway.http.websocket.protocol import SOCKET
 from gateway.http.websocket.realtime import RealtimeSession
 from gateway.inference.recalibrations import Recalibrations
 from gateway.realtime.gateway import Realtime
-from protocol.errors import BadRequest, invalid_value, missing_param
+from gateway.telemetry.refusals import Refusals
+from protocol.errors import BadRequest, ServiceError, invalid_value, missing_param
 from protocol.media.audio import RealtimeRequest
 from router.catalog.targets import Tier
 
@@ -45,10 +46,15 @@ async def open_realtime(request: AnyRequest) -> Response[bytes]:
 
     async def renew() -> Call:
         """Return the next call of the conversation, its key looked at anew. Raises what refuses it."""
+        request.scope["state"]["request_id"] = request_id = part_of(request, Clock).new_id()
         await team_guard(request, request.route_handler)
-        return _call_of(request, query["model"], part_of(request, Clock).new_id())
+        return _call_of(request, query["model"], request_id)
 
-    session.relay = await part_of(request, Realtime).open(edition_of(request), call, renew)
+    def refused(error: ServiceError) -> None:
+        scope: Any = request.scope
+        part_of(request, Refusals).note(scope, error)
+
+    session.relay = await part_of(request, Realtime).open(edition_of(request), call, renew, refused)
     return answer({})
 
 

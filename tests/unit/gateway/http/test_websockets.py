@@ -14,6 +14,7 @@ from websockets.frames import Frame, Opcode
 from gateway.core.draining import Drain
 from gateway.http.websocket import protocol
 from gateway.http.websocket.frames import read_create
+from gateway.http.websocket.realtime import RealtimeSession
 from gateway.http.websocket.session import ResponseSockets
 from protocol.errors import BadRequest
 from protocol.serving.leaving import LEAVING
@@ -117,6 +118,29 @@ def test_nothing_of_a_message_is_kept_while_it_is_answered() -> None:
     asyncio.run(ResponseSockets(app, Drain()).answer(scope, receive, send))
 
     assert found == [usual, 0]  # as often as what has one name
+
+
+def test_a_message_by_voice_takes_room_until_it_has_gone_on() -> None:
+    """A key may have many conversations whose upstreams take nothing; their messages are counted all the same."""
+    messages = [{"type": "websocket.receive", "text": text} for text in ("one", "two")]
+    given_back = 0
+
+    class Connection:
+        def message_is_read(self) -> None:
+            """Count it."""
+            nonlocal given_back
+            given_back += 1
+
+    async def receive() -> Any:
+        return messages.pop(0) if messages else {"type": "websocket.disconnect"}
+
+    scope = {"extensions": {protocol.SOCKET: Connection()}}
+    session = RealtimeSession(ResponseSockets(None, Drain()), scope, receive, None)
+
+    async def run() -> list[tuple[bytes | None, int]]:
+        return [(await session.receive(), given_back) for _ in range(3)]
+
+    assert asyncio.run(run()) == [(b"one", 0), (b"two", 1), (None, 2)]
 
 
 def test_a_message_is_read_into_texts_alone() -> None:
