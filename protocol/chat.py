@@ -48,12 +48,30 @@ class ImageUrl(Struct, frozen=True, omit_defaults=True):
     detail: Literal["auto", "low", "high"] | None = None
 
 
-class PdfUrl(ImageUrl, frozen=True, omit_defaults=True):
-    """Where a PDF is, in the place of an image: it needs a model that sees, and may lie where images may."""
-
-
 class ImagePart(Struct, frozen=True, tag="image_url", omit_defaults=True):
     image_url: ImageUrl
+    cache_control: CacheControl | None = None
+
+
+class PdfFile(Struct, frozen=True, omit_defaults=True):
+    """A PDF, which needs a model that sees. It may lie where images may, where a message or a response says so."""
+
+    file_data: str = ""  # its data URL, or where it lies
+    filename: str | None = None
+    file_id: str | None = None  # refused by name
+
+    @property
+    def url(self) -> str:
+        """Where it is, as an image says it."""
+        return self.file_data
+
+    @property
+    def detail(self) -> None:
+        """None: its pages are read as they are."""
+
+
+class FilePart(Struct, frozen=True, tag="file", omit_defaults=True):
+    file: PdfFile
     cache_control: CacheControl | None = None
 
 
@@ -61,7 +79,8 @@ class RefusalPart(Struct, frozen=True, tag="refusal", omit_defaults=True):
     refusal: str
 
 
-ContentPart = TextPart | ImagePart | RefusalPart
+ContentPart = TextPart | ImagePart | FilePart | RefusalPart
+PDF = "data:application/pdf;base64,"  # begins the data URL of one
 
 
 class FunctionCall(Struct, frozen=True):
@@ -101,7 +120,7 @@ class Message(Struct, frozen=True, omit_defaults=True):
     ) = None
 
     def text(self) -> str:
-        """Return the words of the message, parts joined; images count as nothing."""
+        """Return the words of the message, parts joined; images and files count as nothing."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content or () if isinstance(part, TextPart))

@@ -113,7 +113,7 @@ class WebSearchResultBlock(Struct, frozen=True, tag="web_search_tool_result", om
 
 
 ServerBlock = ServerToolUseBlock | WebSearchResultBlock
-OWN_BLOCKS = DocumentBlock | SearchResultBlock | ServerBlock  # that no other API has
+OWN_BLOCKS = SearchResultBlock | ServerBlock  # that no other API has
 ResultBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
 
 
@@ -342,7 +342,7 @@ class MessagesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
         """The type of a tool or of a block that no other API has: the chat that this request is shows it to be counted,
         and cannot be asked of another model."""
         tools = (tool.type for tool in self.tools or () if tool.is_anthropics)
-        blocks = (block for block in self.blocks() if isinstance(block, OWN_BLOCKS))
+        blocks = (block for block in self.blocks() if isinstance(block, OWN_BLOCKS) or _is_to_be_cited(block))
         return next(chain(tools, (str(block.__struct_config__.tag) for block in blocks)), None)
 
     def beside_chat(self) -> list[Any]:
@@ -366,6 +366,10 @@ class MessagesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
                 yield f"tools.{name}"
         if any(isinstance(block, TextBlock) and block.citations for block in self.blocks()):
             yield "citations"
+
+
+def _is_to_be_cited(block: Block) -> bool:
+    return isinstance(block, DocumentBlock) and block.citations is not None and bool(block.citations.enabled)
 
 
 def _blocks_in(content: str | tuple[Block, ...] | None) -> Iterator[Block]:

@@ -10,6 +10,7 @@ import msgspec
 from protocol.chat import (
     ChatRequest,
     ContentPart,
+    FilePart,
     Function,
     FunctionCall,
     HostedTool,
@@ -20,7 +21,7 @@ from protocol.chat import (
     Message,
     NamedFunction,
     NamedTool,
-    PdfUrl,
+    PdfFile,
     RedactedThinkingBlock,
     TextPart,
     ThinkingBlock,
@@ -160,7 +161,7 @@ def _said(blocks: tuple[Block, ...], where: str) -> list[Message]:
                 told = [part for each in inner for part in _parts(each)]
                 words = "".join(part.text for part in told if isinstance(part, TextPart))
                 results.append(Message("tool", f"Error: {words}" if block.is_error else words, tool_call_id=ident))
-                parts += [part for part in told if isinstance(part, ImagePart)]
+                parts += [part for part in told if isinstance(part, ImagePart | FilePart)]
             case _:
                 raise _misplaced(block, where)
     if len(parts) == 1 and isinstance(parts[0], TextPart):
@@ -168,16 +169,16 @@ def _said(blocks: tuple[Block, ...], where: str) -> list[Message]:
     return [*results, Message("user", tuple(parts))] if parts or not results else results
 
 
-def _parts(block: ResultBlock) -> list[TextPart | ImagePart]:
-    """Return what a block shows. Documents and search results go to Anthropic's models alone, and in their own form:
-    here they are what is counted, looked through and held."""
+def _parts(block: ResultBlock) -> list[TextPart | ImagePart | FilePart]:
+    """Return what a block shows. Search results, and documents to be cited, go to Anthropic's models alone, and in
+    their own form: here they are what is counted, looked through and held."""
     match block:
         case TextBlock(text):
             return [TextPart(text)]
         case ImageBlock(source):
             return [_image(source)]
         case DocumentBlock(source):
-            shown = [*_texts(block.title, block.context), *_shown(source)]
+            shown = [*_texts(block.title, block.context), *_shown(source, block.title)]
         case SearchResultBlock():
             shown = [*_texts(block.title, block.source), *(part for each in block.content for part in _parts(each))]
     if block.citations is not None and block.citations.enabled:
@@ -186,12 +187,14 @@ def _parts(block: ResultBlock) -> list[TextPart | ImagePart]:
     return shown
 
 
-def _shown(source: PdfSource | PlainSource | ContentSource | UrlSource) -> list[TextPart | ImagePart]:
+def _shown(
+    source: PdfSource | PlainSource | ContentSource | UrlSource, title: str | None
+) -> list[TextPart | ImagePart | FilePart]:
     match source:
         case PdfSource(kind, data):
-            return [ImagePart(PdfUrl(f"data:{kind};base64,{data}"))]
+            return [FilePart(PdfFile(f"data:{kind};base64,{data}", title))]
         case UrlSource(url):
-            return [ImagePart(PdfUrl(url))]
+            return [FilePart(PdfFile(url, title))]
         case PlainSource(data=text):
             return [TextPart(text)]
         case ContentSource(content):

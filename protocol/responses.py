@@ -333,7 +333,7 @@ class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def kind_of_its_own(self) -> str | None:
-        """The type of a tool or of a part that no other API has in these words: the chat that this request is shows it
+        """The type of a tool or of an item that no other API has in these words: the chat that this request is shows it
         to be counted, and cannot be asked of another model."""
         return self._place_of_its_own[1]
 
@@ -342,7 +342,7 @@ class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
         told it."""
         items = () if isinstance(self.input, str) else self.input
         parts = [part for item in items for content in (item.content, item.output) for part in content or ()]
-        of_parts = [getattr(part, name, None) for part in parts for name in ("annotations", "filename")]
+        of_parts = [getattr(part, "annotations", None) for part in parts]
         searched = [item.call_id for item in items if item.type in OF_TOOL_SEARCH]
         of_items = [said for item in items for said in (told_id(item), item.phase, item.execution)]
         found: list[Any] = [tool for tool in self.tools or () if tool.is_hosted]
@@ -365,9 +365,6 @@ class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
                 return f"input[{place}]", item.type
             if item.type == "compaction":  # of an upstream of this API: a summary that was made here is words by now
                 return f"input[{place}].encrypted_content", item.type
-            for content in (item.content, item.output):
-                if isinstance(content, tuple) and any(isinstance(part, InputFile) for part in content):
-                    return f"input[{place}]", "input_file"
         return None, None
 
 

@@ -12,8 +12,10 @@ import msgspec
 from msgspec.structs import replace
 
 from protocol.chat import (
+    PDF,
     ChatRequest,
     ContentPart,
+    FilePart,
     FunctionCall,
     ImagePart,
     ImageUrl,
@@ -24,7 +26,7 @@ from protocol.chat import (
     Message,
     NamedFunction,
     NamedTool,
-    PdfUrl,
+    PdfFile,
     RedactedThinkingBlock,
     RefusalPart,
     TextFormat,
@@ -70,7 +72,6 @@ from protocol.responses import (
 
 SEAL = "tollgate1."  # begins the encrypted_content of reasoning that a model here takes back
 PICTURE = re.compile(r"iVBORw0KGgo|/9j/|R0lGOD|UklGR")  # how one begins in base64
-PDF = "data:application/pdf;base64,"
 LOGPROBS, SEALED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 
 Thought = ThinkingBlock | RedactedThinkingBlock
@@ -129,7 +130,7 @@ class _Turns:
         self._thoughts: list[Thought] = []
         self._words: list[ContentPart] = []
         self._calls: list[ToolCall] = []
-        self._shown: list[ContentPart] = []  # images of outputs, which a message of the user's shows after all of them
+        self._shown: list[ContentPart] = []  # what outputs show, which a message of the user's has after all of them
 
     def all(self) -> tuple[Message, ...]:
         """Return the messages of all items."""
@@ -183,7 +184,7 @@ class _Turns:
         parts = _parts(item.output, f"{where}.output")
         words = tuple(part for part in parts if isinstance(part, TextPart))
         self._messages.append(Message("tool", words or "", tool_call_id=item.call_id))
-        self._shown += [part for part in parts if isinstance(part, ImagePart)]
+        self._shown += [part for part in parts if isinstance(part, ImagePart | FilePart)]
 
     def _show(self) -> None:
         if self._shown:
@@ -223,7 +224,7 @@ def _parts(content: ItemContent, where: str, *, is_said: bool = False) -> tuple[
                 words = "No files are kept for responses. Send an https address or a data URL in 'image_url'."
                 raise invalid_param(f"{where}[{place}].image_url", words)
             case InputFile() if not is_said:
-                parts.append(ImagePart(PdfUrl(_pdf(part, f"{where}[{place}]"))))
+                parts.append(FilePart(PdfFile(_pdf(part, f"{where}[{place}]"), part.filename)))
             case _:
                 kind = type(part).__struct_config__.tag
                 raise invalid_param(f"{where}[{place}].type", f"A part of type '{kind}' has no place in this item.")

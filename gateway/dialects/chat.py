@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from billing.core.money import to_text
-from gateway.dialects.checks import require, require_between
+from gateway.dialects.checks import require, require_between, require_short
 from gateway.dialects.endpoint import ApiEndpoint, ReplyFacts
-from protocol.chat import ChatReply, ChatRequest, Choice, Reasoning, check_arguments
+from protocol.chat import PDF, ChatReply, ChatRequest, Choice, FilePart, Message, Reasoning, check_arguments
 from protocol.completions import CompletionRequest
 from protocol.errors import ServiceError, invalid_param
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
@@ -21,6 +21,7 @@ from protocol.usage import Usage
 
 # As many as our own engine takes; OpenAI's models take four, and say so themselves.
 MOST_STOPS = 16
+LONGEST_NAME = 255  # characters of a file's
 
 
 def check_chat(request: ChatRequest) -> None:
@@ -38,6 +39,8 @@ def check_chat(request: ChatRequest) -> None:
     require(is_moot or bool(request.tools), "tool_choice", "'tool_choice' needs 'tools'.")
     check_arguments(request)
     for place, message in enumerate(request.messages):
+        if isinstance(message.content, tuple):
+            _check_files(message, f"messages[{place}]")
         if message.role == "tool":
             require(
                 message.tool_call_id is not None,
@@ -46,6 +49,18 @@ def check_chat(request: ChatRequest) -> None:
             )
         elif message.content is None and message.role != "assistant":
             require(False, f"messages[{place}].content", f"A {message.role} message needs 'content'.")
+
+
+def _check_files(message: Message, where: str) -> None:
+    """Refuse files that are no PDF within the request, or not the user's. Raises BadRequest."""
+    for place, part in enumerate(message.content or ()):
+        if isinstance(part, FilePart):
+            field = f"{where}.content[{place}].file"
+            words = f"No files are kept for chats, nor fetched. Send a PDF as '{PDF}…' in 'file_data'."
+            require(part.file.file_id is None, f"{field}.file_id", words)
+            require(part.file.file_data.startswith(PDF), f"{field}.file_data", words)
+            require_short(part.file.filename, LONGEST_NAME, f"{field}.filename")
+            require(message.role == "user", f"{where}.content[{place}].type", "A file stands in a turn of the user's.")
 
 
 def check_sampling(request: Any) -> None:

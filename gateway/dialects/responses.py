@@ -26,6 +26,7 @@ from protocol.responses import (
     CustomChoice,
     FileSearchChoice,
     FunctionChoice,
+    InputFile,
     InputItem,
     McpChoice,
     PictureChoice,
@@ -215,6 +216,8 @@ def _untold(asked: ResponsesRequest) -> Iterator[tuple[str, Any]]:
     parts = [part for item in items for content in (item.content, item.output) for part in content or ()]
     if any(getattr(part, "prompt_cache_breakpoint", None) for part in parts):
         yield "input.prompt_cache_breakpoint", True
+    if any(isinstance(part, InputFile) and part.detail not in (None, "auto") for part in parts):
+        yield "input.input_file.detail", True
 
 
 def _unsupported(name: str) -> UnsupportedParameter:

@@ -36,7 +36,7 @@ from router.prompt_size.prompt_bounds import PromptBound
 # What a response asks for, and a chat cannot.
 SAID_IN_RESPONSES = (
     *("truncation", "context_management", "reasoning.summary", "reasoning.context"),
-    "input.prompt_cache_breakpoint",
+    *("input.prompt_cache_breakpoint", "input.input_file.detail"),
 )
 TEAM_LIMIT = "team_limit"  # the outcome of a target that was not asked: its model's own limit has no room for the call
 

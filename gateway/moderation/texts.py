@@ -11,7 +11,17 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from protocol.chat import ChatReply, ChatRequest, FinishReason, ImagePart, Message, RefusalPart, TextPart, ThinkingBlock
+from protocol.chat import (
+    ChatReply,
+    ChatRequest,
+    FilePart,
+    FinishReason,
+    ImagePart,
+    Message,
+    RefusalPart,
+    TextPart,
+    ThinkingBlock,
+)
 from protocol.completions import CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.events import Delta
@@ -186,6 +196,8 @@ def _texts_of_message(message: Message) -> list[str]:
                 texts.append(part.refusal)
             elif isinstance(part, ImagePart) and PICTURE.match(part.image_url.url) is None:
                 texts.append(part.image_url.url)
+            elif isinstance(part, FilePart):
+                texts += [part.file.filename or "", *([] if PICTURE.match(part.file.url) else [part.file.url])]
     for call in message.tool_calls or ():
         texts += [call.function.name, _unescaped(call.function.arguments.encode("utf-8", "replace"))]
     for block in message.thinking_blocks or ():

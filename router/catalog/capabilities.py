@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.chat import ChatRequest, ImagePart, JsonObjectFormat, JsonSchemaFormat
+from protocol.chat import ChatRequest, FilePart, ImagePart, JsonObjectFormat, JsonSchemaFormat
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Request
@@ -68,7 +68,7 @@ def _chat_needs(request: ChatRequest) -> list[Capability]:
         needs.append(Capability.LOGPROBS)
     for message in request.messages:
         content = message.content
-        if isinstance(content, tuple) and any(isinstance(part, ImagePart) for part in content):
+        if isinstance(content, tuple) and any(isinstance(part, ImagePart | FilePart) for part in content):
             needs.append(Capability.VISION)
         if message.tool_calls or message.role == "tool":
             needs.append(Capability.TOOLS)  # a model without tools cannot read the calls of earlier turns either

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from protocol.chat import ChatRequest, ImagePart, ImageUrl, PdfUrl
+from protocol.chat import ChatRequest, FilePart, ImagePart, ImageUrl, PdfFile
 from protocol.media.images import size_of
 from router.prompt_size.pdf_pages import MOST_PAGES, pages_most
 
@@ -32,18 +32,20 @@ class Picture(Struct, frozen=True):
 Formula = Callable[[Picture], int]
 
 
-def images_of(request: ChatRequest) -> Iterator[ImageUrl]:
-    """Yield every image in a request."""
+def images_of(request: ChatRequest) -> Iterator[ImageUrl | PdfFile]:
+    """Yield every image and every PDF in a request."""
     for message in request.messages:
         if isinstance(message.content, tuple):
             for part in message.content:
                 if isinstance(part, ImagePart):
                     yield part.image_url
+                elif isinstance(part, FilePart):
+                    yield part.file
 
 
-def picture_of(image: ImageUrl) -> Picture:
-    """Return what counts of an image."""
-    if isinstance(image, PdfUrl):
+def picture_of(image: ImageUrl | PdfFile) -> Picture:
+    """Return what counts of an image, or of a PDF."""
+    if isinstance(image, PdfFile):
         head, found, data = image.url.partition(";base64,")
         return Picture(None, is_low=False, pages=pages_most(data) if found and head.startswith("data:") else MOST_PAGES)
     return Picture(size_of(image.url), image.detail == "low")
@@ -52,7 +54,7 @@ def picture_of(image: ImageUrl) -> Picture:
 def picture_tokens_most(model: str, picture: Picture) -> int:
     """Return the tokens that a picture never exceeds on a model, by the name that its upstream has for it."""
     if picture.pages:
-        return picture.pages * (PAGE_TEXT_TOKENS + _formula_of(model)(Picture(None, is_low=False)))
+        return picture.pages * (PAGE_TEXT_TOKENS + _formula_of(model)(Picture(None, is_low=False, pages=1)))
     return _formula_of(model)(picture)
 
 
@@ -85,7 +87,9 @@ def _patches(side: int, most: int, factor: float = 1.0, least: int = 1) -> Formu
 
 
 def _crops(picture: Picture) -> int:
-    """Gemini 2's crops of 258 tokens; Gemini 3 takes 1,120, or 2,240 at its highest resolution."""
+    """Gemini 2's crops of 258 tokens; Gemini 3 takes 1,120, or 2,240 at its highest resolution. A page is one crop."""
+    if picture.pages:
+        return 2_240
     if picture.size is None:
         return DEAREST
     width, height = picture.size

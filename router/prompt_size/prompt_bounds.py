@@ -17,13 +17,14 @@ from msgspec.structs import replace
 
 from protocol.chat import (
     ChatRequest,
+    FilePart,
     ImagePart,
     ImageUrl,
     JsonObjectFormat,
     JsonSchema,
     JsonSchemaFormat,
     Message,
-    PdfUrl,
+    PdfFile,
     RedactedThinkingBlock,
     RefusalPart,
     TextPart,
@@ -74,7 +75,7 @@ class PromptBound(Struct, frozen=True, dict=True):
 
     added: int  # tokens that templates add, and prompts given as token ids
     texts: Sequence[str]
-    images: Sequence[ImageUrl] = ()
+    images: Sequence[ImageUrl | PdfFile] = ()
     is_close: bool = False
 
     @cached_property
@@ -109,7 +110,7 @@ class PromptBound(Struct, frozen=True, dict=True):
     def pictures(self) -> tuple[Picture, ...]:
         """The images, as large as the first of them say they are."""
         unsized = (
-            Picture(None, image.detail == "low", MOST_PAGES if isinstance(image, PdfUrl) else 0)
+            Picture(None, image.detail == "low", MOST_PAGES if isinstance(image, PdfFile) else 0)
             for image in self.images[MOST_SIZED:]
         )
         return (*map(picture_of, self.images[:MOST_SIZED]), *unsized)
@@ -183,7 +184,7 @@ def prompt_tokens_likely(request: Request) -> int:
 def _chat_bound(request: ChatRequest) -> PromptBound:
     added = TEMPLATE_TOKENS + MESSAGE_TOKENS * len(request.messages)
     texts: list[str] = []
-    images: list[ImageUrl] = []
+    images: list[ImageUrl | PdfFile] = []
     for message in request.messages:
         if type(message.content) is str:
             texts.append(_quoted(message.content) if message.role == "tool" else message.content)
@@ -214,7 +215,7 @@ def _plain_bound(prompts: list[str | list[int]], suffix: str = "", added: int = 
     return PromptBound(added, texts)
 
 
-def _read_parts(message: Message, texts: list[str], images: list[ImageUrl]) -> None:
+def _read_parts(message: Message, texts: list[str], images: list[ImageUrl | PdfFile]) -> None:
     for part in message.content or ():
         match part:
             case TextPart(text):
@@ -224,6 +225,9 @@ def _read_parts(message: Message, texts: list[str], images: list[ImageUrl]) -> N
                 texts.append(refusal)
             case ImagePart(image):
                 images.append(image)
+            case FilePart(file):
+                images.append(file)
+                texts.append(file.filename or "")
 
 
 def _read_turn(message: Message, texts: list[str]) -> int:
@@ -243,8 +247,8 @@ def _read_turn(message: Message, texts: list[str]) -> int:
     return added
 
 
-def _image_likely(image: ImageUrl) -> int:
-    if isinstance(image, PdfUrl):
+def _image_likely(image: ImageUrl | PdfFile) -> int:
+    if isinstance(image, PdfFile):
         return LIKELY_PAGE_TOKENS * min(LIKELY_PAGES, picture_of(image).pages)
     return LIKELY_LOW_DETAIL_TOKENS if image.detail == "low" else LIKELY_IMAGE_TOKENS
 

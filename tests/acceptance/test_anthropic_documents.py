@@ -61,17 +61,20 @@ def test_an_answer_cites_a_pdf(client: Anthropic, house: House, upstream: Script
 
 
 @pytest.mark.parametrize(
-    ("block", "kind"),
+    ("block", "words"),
     [
-        (DOCUMENT, "document"),
-        ({"type": "search_result", "source": "a", "title": "b", "content": [{"type": "text", "text": "c"}]}, None),
+        (DOCUMENT, "cites no documents"),
+        (
+            {"type": "search_result", "source": "a", "title": "b", "content": [{"type": "text", "text": "c"}]},
+            "'search_result'",
+        ),
     ],
 )
-def test_other_models_refuse_it_by_its_name(client: Anthropic, block: Any, kind: str | None) -> None:
+def test_other_models_refuse_it_by_its_name(client: Anthropic, block: Any, words: str) -> None:
     """The refusal says what would be right."""
     from anthropic import BadRequestError
 
-    with pytest.raises(BadRequestError, match=f"'{kind or block['type']}'.*ask one of Anthropic's models"):
+    with pytest.raises(BadRequestError, match=f"{words}.*ask one of Anthropic's models"):
         client.messages.create(model="small", max_tokens=9, messages=[{"role": "user", "content": [block]}])
 
 

@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from protocol.chat import (
+    PDF,
     ChatReply,
     ChatRequest,
     Choice,
+    FilePart,
     FinishReason,
     Function,
     FunctionCall,
@@ -19,6 +21,7 @@ from protocol.chat import (
     JsonSchema,
     JsonSchemaFormat,
     Message,
+    PdfFile,
     ReplyMessage,
     TextPart,
     ThinkingBlock,
@@ -56,6 +59,7 @@ def chats() -> Shapes[ChatRequest]:
         "parts": lambda size: chat([Message("user", (TextPart("a"),) * size)]),
         "parts in turns": lambda size: chat([Message("user", (TextPart("a"),) * 4), REPLY] * (size // 4)),
         "pictures": lambda size: chat([Message("user", (ImagePart(ImageUrl("data:image/png;base64,AAAA")),) * size)]),
+        "PDFs": lambda size: chat([Message("user", (FilePart(PdfFile(f"{PDF}JVBERi0=")),) * size)]),
         "thoughts": lambda size: chat([Message("assistant", "a", thinking_blocks=(ThinkingBlock("a", "s"),) * size)]),
         "calls of one turn": lambda size: chat([_calling(range(size)), *_results(range(size)), USER]),
         "calls of many turns": lambda size: chat(

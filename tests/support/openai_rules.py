@@ -69,6 +69,15 @@ class ImagePart(Strict, tag="image_url", frozen=True):
     image_url: Image
 
 
+class File(Strict, frozen=True):
+    filename: Words
+    file_data: Annotated[str, Meta(pattern="^data:application/pdf;base64,")]
+
+
+class FilePart(Strict, tag="file", frozen=True):
+    file: File
+
+
 class Called(Strict, frozen=True):
     name: Words
     arguments: str
@@ -94,7 +103,7 @@ class Developer(Instructions, tag="developer", tag_field="role", frozen=True):
 
 
 class User(Strict, tag="user", tag_field="role", frozen=True):
-    content: str | Annotated[list[TextPart | ImagePart], Meta(min_length=1)]
+    content: str | Annotated[list[TextPart | ImagePart | FilePart], Meta(min_length=1)]
     name: str | None = None
 
 

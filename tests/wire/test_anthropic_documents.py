@@ -75,11 +75,11 @@ def test_a_block_reaches_claude_as_it_came(block: dict[str, Any]) -> None:
     assert turns[0]["content"][0] == block and turns[2]["content"][0]["content"] == [block]
 
 
-@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
-def test_other_models_refuse_it_by_its_name(block: dict[str, Any]) -> None:
-    """Another target of the route may take it; what would be right is said."""
-    native = asked(block)
-    with pytest.raises(UpstreamUnable, match=f"'{block['type']}'.*Anthropic's models") as caught:
+@pytest.mark.parametrize(("name", "words"), [("pdf", "cites no"), ("text", "cites no"), ("search result", "'search_r")])
+def test_other_models_refuse_it_by_its_name(name: str, words: str) -> None:
+    """What is to be cited, and what was found: another target of the route may take it; what would be right is said."""
+    native = asked(BLOCKS[name])
+    with pytest.raises(UpstreamUnable, match=f"{words}.*Anthropic's models") as caught:
         OpenAIFormat().build_request(asking(to_chat(native), native=native))
 
     assert (caught.value.param, caught.value.moves_on) == ("messages", True)

@@ -291,6 +291,7 @@ def test_what_cannot_be_said_is_refused_by_name(request_: Any, param: str, model
     "message",
     [
         Message("user", (ImagePart(ImageUrl("data:image/png,AA")),)),
+        Message("user", (ImagePart(ImageUrl("data:application/pdf;base64,AA==")),)),  # held as one picture
         Message("assistant", tool_calls=(ToolCall("a", FunctionCall("f", "[1]")),)),
     ],
 )

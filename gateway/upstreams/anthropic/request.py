@@ -21,8 +21,10 @@ from gateway.upstreams.wire.short_ids import short_id
 from gateway.upstreams.wire.signatures import is_claudes
 from gateway.upstreams.wire.unsayable import Unsayable, arguments_of, is_marked, openais_wishes, refuse_openais_own
 from protocol.chat import (
+    PDF,
     ChatRequest,
     ContentPart,
+    FilePart,
     ImagePart,
     Message,
     NamedTool,
@@ -59,6 +61,7 @@ COUNTED = frozenset(
 )
 ANY_LIMIT = 2**31  # of output, where none is generated: no budget of thinking is too large
 LONGEST_USER_ID = 256  # characters
+LONGEST_TITLE = 500  # characters of a document's
 AS_CHAT = {"thinking": "reasoning_effort", "output_config.effort": "reasoning_effort"}  # names in OpenAI's dialect
 FIRST_WORDS = "."  # a conversation begins with the user; what stands for one that begins with the assistant
 
@@ -252,6 +255,10 @@ def _content(message: Message) -> Iterator[Block]:
                     yield {"type": "text", "text": text} | _mark(part)
             case ImagePart(image):
                 yield {"type": "image", "source": _image_source(image.url)} | _mark(part)
+            case FilePart(file):
+                title = (file.filename or "").strip()[:LONGEST_TITLE]
+                named = {"title": title} if title else {}
+                yield {"type": "document", "source": _pdf_source(file.url)} | named | _mark(part)
     if message.refusal and message.refusal.strip():
         yield {"type": "text", "text": message.refusal}
 
@@ -274,6 +281,13 @@ def _image_source(url: str) -> Block:
         param="messages",
         code="invalid_image_url",
     )
+
+
+def _pdf_source(url: str) -> Block:
+    """Return where a PDF is: inside the request, or at an address that the upstream fetches."""
+    if url.startswith(PDF):
+        return {"type": "base64", "media_type": "application/pdf", "data": url.removeprefix(PDF)}
+    return _image_source(url)
 
 
 def _tool_use(call: ToolCall) -> Block:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ def converse_body(asked: Mapping[str, Any], model: str) -> tuple[Block, list[str
     is_claudes, dropped = model.startswith("arn:") or "claude" in model, list[str]()
     has_cache = is_claudes or "nova" in model
     body: Block = {"messages": [_turn(turn, has_cache) for turn in asked["messages"]]}
+    _tell_documents_apart(body["messages"])
     if system := asked.get("system"):
         body["system"] = list(_blocks(system, has_cache))
     inference = {theirs: asked[ours] for ours, theirs in SAMPLING.items() if asked.get(ours) is not None}
@@ -88,6 +90,17 @@ def _document(block: Mapping[str, Any]) -> Block:
         told = {"format": DOCUMENTS.get(inside["media_type"], "pdf"), "source": {"bytes": inside["data"]}}
     title = " ".join(NAME.sub(" ", block.get("title") or "").split())[:LONGEST_NAME]
     return told | {"name": title or "document"}
+
+
+def _tell_documents_apart(turns: list[Block]) -> None:
+    """Number documents whose name another one has: Converse refuses two of one name."""
+    blocks = (block for turn in turns for block in turn["content"])
+    shown = (one for block in blocks for one in (block, *block.get("toolResult", {}).get("content", ())))
+    seen = Counter[str]()
+    for document in (one["document"] for one in shown if "document" in one):
+        seen[name := document["name"]] += 1
+        if seen[name] > 1:
+            document["name"] = f"{name} ({seen[name]})"
 
 
 def _inside(source: Mapping[str, Any], what: str) -> Mapping[str, Any]:

@@ -15,7 +15,9 @@ from gateway.upstreams.wire.short_ids import digest_of
 from gateway.upstreams.wire.signatures import geminis
 from gateway.upstreams.wire.unsayable import Unsayable, arguments_of, is_marked, openais_wishes, refuse_openais_own
 from protocol.chat import (
+    PDF,
     ChatRequest,
+    FilePart,
     ImagePart,
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -29,7 +31,8 @@ from protocol.chat import (
 
 Block = dict[str, Any]
 
-DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.+)", re.DOTALL | re.ASCII)
+# Of other kinds, as recordings and films, it is not known what they come to in tokens.
+IMAGE = re.compile(r"data:(image/[\w.+-]+);base64,(.+)", re.DOTALL | re.ASCII | re.IGNORECASE)
 ANSWER_SHARE = 5  # of a limit, one part in so many is kept for the answer when an effort is told as a budget
 FIRST_WORDS = "."  # a conversation begins with the user; what stands for one that begins with the model
 SAYS_NOTHING = ("type", "$schema", "title", "description")  # words of a schema that names no value
@@ -134,20 +137,29 @@ def _parts(message: Message) -> Iterator[Block]:
                 if text:
                     yield {"text": text}
             case ImagePart(image):
-                yield {"inlineData": _inline(image.url)}
+                yield {"inlineData": _image(image.url)}
+            case FilePart(file):
+                yield {"inlineData": _pdf(file.url)}
     if message.refusal:
         yield {"text": message.refusal}
 
 
-def _inline(url: str) -> Block:
+def _image(url: str) -> Block:
     """Return a picture that came along."""
-    if (found := DATA_URL.fullmatch(url)) is not None:
+    if (found := IMAGE.fullmatch(url)) is not None:
         return {"mimeType": found[1].lower(), "data": found[2]}
     if url[:5].lower() == "data:":
         words = "An image is a data URL in base64, such as data:image/png;base64,…"
         raise UpstreamRefused(words, outcome="unsayable", param="messages", code="invalid_image_url")
     words = "The model that answers here fetches no images. Send them as data URLs in base64."
     raise Unsayable(words, param="messages", code="invalid_image_url")
+
+
+def _pdf(url: str) -> Block:
+    """Return a PDF that came along."""
+    if url.startswith(PDF):
+        return {"mimeType": "application/pdf", "data": url.removeprefix(PDF)}
+    raise Unsayable("The model that answers here fetches no PDFs. Send them in base64.", param="messages")
 
 
 def _call(call: ToolCall) -> Block:

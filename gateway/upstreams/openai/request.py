@@ -17,13 +17,14 @@ from billing.core.pictures import fitting
 from gateway.upstreams.wire.base import Asking, UpstreamRequest
 from gateway.upstreams.wire.short_ids import short_id
 from gateway.upstreams.wire.unsayable import Unsayable, is_marked, leave_out_anthropics
-from protocol.chat import ChatRequest, Message, RefusalPart, StreamOptions
+from protocol.chat import PDF, ChatRequest, ContentPart, FilePart, Message, PdfFile, RefusalPart, StreamOptions
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Generation, Request
 from protocol.media.audio import SpeechRequest, TranscriptionRequest, TranslationRequest
 from protocol.media.images import ImageRequest
 from protocol.serving.prompt_marks import PROMPT_MARKS
+from router.prompt_size.pictures import images_of
 
 # What our own engine understands beyond OpenAI's fields, and any caller may say.
 ENGINE_FIELDS = frozenset(
@@ -43,6 +44,7 @@ SomeRequest = TypeVar("SomeRequest", bound=Request)
 OF_TOOLS, NOT_SAID = attrgetter("tools", "tool_choice", "parallel_tool_calls"), (None, None, None)
 LONGEST_ID = 64  # characters of each of these
 NAMED = ("user", "safety_identifier", "prompt_cache_key")
+UNNAMED = "document.pdf"  # OpenAI wants a name with each file
 PATHS: dict[type, str] = {
     ChatRequest: "/chat/completions",
     CompletionRequest: "/completions",
@@ -174,6 +176,7 @@ def _plain_chat(request: ChatRequest, asking: Asking, dropped: list[str]) -> Cha
             request = replace(request, max_tokens=limits[0], max_completion_tokens=limits[1])
     if [True for message in request.messages if message.thinking_blocks or type(message.content) is tuple]:
         dropped += _marks_in(request.messages)
+        _refuse_pdfs(request, asking)
         request = replace(request, messages=tuple(map(_plain, request.messages)))
     if asking.self_hosted:
         dropped += [name for name in ENGINE_LACKS if getattr(request, name)]
@@ -193,6 +196,16 @@ def with_short_ids(request: SomeRequest) -> SomeRequest:
     return replace(request, **{name: short_id(value, LONGEST_ID) for name, value in said.items()}) if said else request
 
 
+def _refuse_pdfs(request: ChatRequest, asking: Asking) -> None:
+    """Raise Unsayable for PDFs where the target reads none, or where one does not come along."""
+    pdfs = [image for image in images_of(request) if isinstance(image, PdfFile)]
+    if pdfs and (asking.self_hosted or not asking.quirks.pdfs):
+        words = "The model that answers here reads no PDFs. Send their text, or pictures of their pages."
+        raise Unsayable(words, param="messages")
+    if not all(pdf.url.startswith(PDF) for pdf in pdfs):
+        raise Unsayable("The model that answers here fetches no PDFs. Send them in base64.", param="messages")
+
+
 def _marks_in(messages: Sequence[Message]) -> Iterator[str]:
     """Yield the names of what ``_plain`` takes out of messages."""
     if any(message.thinking_blocks for message in messages):
@@ -202,16 +215,27 @@ def _marks_in(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def _plain(message: Message) -> Message:
-    """Return a message without what only Anthropic's models understand: signed thinking and marks for the cache."""
+    """Return a message without what only Anthropic's models understand, signed thinking and marks for the cache; its
+    files with the names that they need to have."""
     if message.thinking_blocks:
         message = replace(message, thinking_blocks=None)
-    if is_marked(message):
+    if is_marked(message) or _has_files(message):
         assert isinstance(message.content, tuple)
-        parts = tuple(
-            part if isinstance(part, RefusalPart) else replace(part, cache_control=None) for part in message.content
-        )
-        message = replace(message, content=parts)
+        message = replace(message, content=tuple(map(_plain_part, message.content)))
     return message
+
+
+def _has_files(message: Message) -> bool:
+    return isinstance(message.content, tuple) and any(isinstance(part, FilePart) for part in message.content)
+
+
+def _plain_part(part: ContentPart) -> ContentPart:
+    match part:
+        case RefusalPart():
+            return part
+        case FilePart(file):
+            return FilePart(replace(file, filename=file.filename or UNNAMED))
+    return replace(part, cache_control=None)
 
 
 def encode_with(request: Struct, extra: Mapping[str, Any]) -> bytes:

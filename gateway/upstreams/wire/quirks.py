@@ -1,7 +1,7 @@
 # What OpenAI-compatible upstreams differ in: under which name they take the output limit, whether they know
-# ``stream_options`` and ``reasoning_effort``, and whether they have ``/responses``. A refusal that names one of these
-# in its structure is answered by asking again without it; other calls are asked so once that answer came whole, within
-# its limit and with its usage.
+# ``stream_options`` and ``reasoning_effort``, whether they have ``/responses``, and whether their chats may hold PDFs.
+# A refusal that names one of these, but the last, in its structure is answered by asking again without it; other calls
+# are asked so once that answer came whole, within its limit and with its usage.
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ log = structlog.get_logger()
 # Whose newer models take no ``max_tokens``. Elsewhere that is the name which all services know, and some that don't
 # know the other one ignore it in silence.
 NEWER_NAME = ("openai.com", "azure.com")
+# Whose chats have no part for a PDF.
+READ_NO_PDFS = (
+    *("azure.com", "groq.com", "mistral.ai", "deepseek.com", "x.ai", "together.xyz", "fireworks.ai"),
+    "googleapis.com",
+)
 # Codes of a refusal that speak of a field's name, not of its value: OpenAI's two, pydantic's two.
 UNKNOWN = frozenset({"unsupported_parameter", "unknown_parameter", "extra_forbidden", "value_error.extra"})
 IN_WORDS = re.compile(r"Unrecognized request arguments? supplied: reasoning_effort")  # OpenAI's older models
@@ -40,6 +45,7 @@ class Quirks(Struct, frozen=True):
 
     output_limit: OutputLimit = "max_completion_tokens"
     stream_options: bool = True  # without them, an upstream that tells no usage is counted by its pieces
+    pdfs: bool = True  # a chat may hold one
     effort: bool = True  # else what Anthropic's clients say of thinking is left to the model
     responses: bool = True  # a response is asked of its own API, where the provider has one; else as a chat
     seals: bool = True  # that API seals what its model thinks
@@ -105,5 +111,8 @@ class KnownQuirks:
 def usual_quirks(base_url: str) -> Quirks:
     """Return how an upstream is asked of which nothing is known yet."""
     host = urlsplit(base_url).hostname or ""
-    is_newer = any(host == name or host.endswith(f".{name}") for name in NEWER_NAME)
-    return Quirks("max_completion_tokens" if is_newer else "max_tokens")
+
+    def is_of(names: tuple[str, ...]) -> bool:
+        return any(host == name or host.endswith(f".{name}") for name in names)
+
+    return Quirks("max_completion_tokens" if is_of(NEWER_NAME) else "max_tokens", pdfs=not is_of(READ_NO_PDFS))

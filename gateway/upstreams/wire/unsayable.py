@@ -99,10 +99,10 @@ def _is_said(request: Request, name: str) -> bool:
 
 def without_items(request: ChatRequest, asked: ResponsesRequest) -> tuple[ChatRequest, tuple[str, ...]]:
     """Return the chat that a response is without items that other APIs cannot read, and the names of those. Raises
-    UpstreamUnable for tools and parts that only its own API has."""
+    UpstreamUnable for tools and items that only its own API has."""
     if (kind := asked.kind_of_its_own) is not None:
-        right = "Send its text" if kind == "input_file" else "Send tools of type 'function' or 'custom'"
-        words = f"The model that answers here does not know '{kind}'. {right}, or ask one whose provider has this API."
+        right = "Send tools of type 'function' or 'custom', or ask one whose provider has this API."
+        words = f"The model that answers here does not know '{kind}'. {right}"
         if kind == "compaction":
             words = (
                 f"'{asked.place_of_its_own}' is no summary that this gateway made for your team, and the model that "
@@ -125,6 +125,8 @@ def leave_out_anthropics(asked: MessagesRequest) -> Iterator[str]:
     if (kind := asked.kind_of_its_own) is not None:
         is_tool = any(tool.type == kind for tool in asked.tools or ())
         what = f"does not know the tool '{kind}'" if is_tool else f"takes no block of type '{kind}'"
-        right = "Describe it with an 'input_schema'" if is_tool else "Send its text, or pictures of its pages"
+        right = "Describe it with an 'input_schema'" if is_tool else "Send its text"
+        if kind == "document":
+            what, right = "cites no documents", "Send it without 'citations'"
         words = f"The model that answers here {what}. {right}, or ask one of Anthropic's models."
         raise UpstreamUnable(words, param="tools" if is_tool else "messages")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.chat import ImageUrl, PdfUrl
+from protocol.chat import ImageUrl, PdfFile
 from router.prompt_size.pdf_pages import MOST_PAGES, pages_most
 from router.prompt_size.pictures import PAGE_TEXT_TOKENS, picture_of, picture_tokens_most
 
@@ -93,8 +93,10 @@ def test_no_file_takes_long(piece: bytes) -> None:
 
 def test_a_page_counts_as_its_picture_and_its_text() -> None:
     """By the formula of the model; a PDF that lies elsewhere may have any number of pages."""
-    here, there = PdfUrl("data:application/pdf;base64," + pdf(PLAIN, pages=3)), PdfUrl("https://a.example/b.pdf")
+    here, there = PdfFile("data:application/pdf;base64," + pdf(PLAIN, pages=3)), PdfFile("https://a.example/b.pdf")
     page = PAGE_TEXT_TOKENS + picture_tokens_most("claude-opus-5", picture_of(ImageUrl("https://a.example/b.png")))
 
     assert picture_tokens_most("claude-opus-5", picture_of(here)) == 3 * page
+    assert picture_tokens_most("gpt-4o", picture_of(here)) == 3 * (PAGE_TEXT_TOKENS + 85 + 8 * 170)
+    assert picture_tokens_most("gemini-3-flash", picture_of(here)) == 3 * (PAGE_TEXT_TOKENS + 2_240)
     assert picture_of(there).pages == MOST_PAGES

@@ -81,6 +81,7 @@ FINDS = {
     "ip_address": "203.0.113.77",
     "phrase": PHRASE,
 }
+PAGE = "data:application/pdf;base64,JVBERi0xLjQK"
 IN_ANSWERS = {name: find for name, find in FINDS.items() if name not in ("email", "phone", "ip_address")}
 
 LATIN = "AaBcCdeEHiIjJKkMNoOpPqsSTuvwxXyYZ0123456789-/:.="
@@ -186,6 +187,7 @@ def ways(text: str) -> Iterator[tuple[str, type, dict[str, Any]]]:
     for name, more in {
         "user": {"messages": [{"role": "user", "content": text}]},
         "parts": {"messages": [{"role": "user", "content": parts}]},
+        "file": {"messages": [hello | {"content": [{"type": "file", "file": {"filename": text, "file_data": PAGE}}]}]},
         "system": {"messages": [{"role": "system", "content": text}, hello]},
         "assistant": {"messages": [hello, {"role": "assistant", "content": text}, hello]},
         "arguments": {"messages": [hello, {"role": "assistant", "tool_calls": [call]}]},
