@@ -436,8 +436,8 @@ def test_what_a_team_has_redacted_is_in_no_answer(
 
 
 def test_what_is_kept_of_an_answer_is_redacted(strict: House, upstream: ScriptedUpstream, discreet: str) -> None:
-    """In the cache and as a stored response: a policy that ends brings nothing back. Audit log and metrics say what was
-    taken out."""
+    """In the cache and as a stored response: a policy that ends brings nothing back, and what it left is not given for
+    a whole answer. Audit log and metrics say what was taken out."""
     upstream.script(Script(text="Ask anna.smith@example.com, please."), model="small", times=2)
     asked = {"model": "small", "input": "Who knows?", "temperature": 0}
     kept = {"x-cache": "on"}
@@ -446,13 +446,15 @@ def test_what_is_kept_of_an_answer_is_redacted(strict: House, upstream: Scripted
         until(lambda: client.post("/v1/responses", json=asked, headers=kept).headers["x-cache"] == "hit")
         before = admin.get("/admin/teams/discreet").json()["safety"]
         admin.patch("/admin/teams/discreet", json={"safety": None}).raise_for_status()
-        hit = client.post("/v1/responses", json=asked, headers=kept)
+        anew = client.post("/v1/responses", json=asked, headers=kept)
         again = client.get(f"/v1/responses/{stored['id']}")
         admin.patch("/admin/teams/discreet", json={"safety": before}).raise_for_status()
+        hit = client.post("/v1/responses", json=asked, headers=kept)
         acts = until(lambda: "output_redacted" in (found := admin.get("/admin/audit-log").text) and found)
         metrics = admin.get("/metrics").text
 
-    assert hit.headers["x-cache"] == "hit"
+    assert (anew.headers["x-cache"], hit.headers["x-cache"]) == ("miss", "hit")
+    assert "[redacted" not in anew.text
     for answer in (hit, again):
         assert "Ask [redacted email 1], please." in answer.text and "smith" not in answer.text
     assert "smith" not in acts
