@@ -100,9 +100,10 @@ class ScriptedRealtime:
         return Response(status, "No", _headers(headers), body)
 
     def _talk(self, socket: ServerConnection) -> None:
+        closed = self.closed  # what ends after it was forgotten is not told to the next test
         with contextlib.suppress(ConnectionClosed):
             _Talk(self, socket).run()
-        self.closed.append(None if socket.protocol.close_rcvd is None else socket.protocol.close_rcvd.code)
+        closed.append(None if socket.protocol.close_rcvd is None else socket.protocol.close_rcvd.code)
 
     def next_answer(self) -> Answer:
         """Return how the next response goes."""
