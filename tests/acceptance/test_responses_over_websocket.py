@@ -222,8 +222,11 @@ def test_limits_hold_for_each_response(house: House) -> None:
     assert told[-1]["error"]["code"] == "rate_limit_exceeded" and int(told[-1]["headers"]["retry-after"]) > 0
 
 
-def test_who_may_not_come_in_hears_so(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the answer to the handshake, in the shape of all errors; so does what asks for no WebSocket."""
+def test_who_may_not_come_in_hears_so(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the answer to the handshake, in the shape of all errors; so does what asks for no WebSocket. It is no error
+    of the gateway's."""
     monkeypatch.setattr(session, "MOST_OF_KEY", 1)
     told = []
     with talking(house.url, asyncio.run(make_team(house.settings, "talks_once"))) as one:
@@ -243,6 +246,7 @@ def test_who_may_not_come_in_hears_so(house: House, monkeypatch: pytest.MonkeyPa
     ]
     assert (plain.status_code, plain.json()["error"]["code"]) == (426, "upgrade_required")
     assert plain.headers["upgrade"] == "websocket"
+    assert not [each for each in caplog.records if each.name == "tollgate.websocket"]
 
 
 def test_a_connection_ends_when_it_is_too_old(

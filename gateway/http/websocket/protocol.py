@@ -128,6 +128,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             await super().send(message)
         except ClientDisconnected:
             self._tell_left()
+        self.handshake_complete |= self.close_sent  # refused by an HTTP answer: uvicorn would log that none came
 
     def handle_connect(self, event: Request) -> None:
         """Begin, once the client has asked for it as WebSocket has it."""
