@@ -24,7 +24,16 @@ from gateway.storage.database import Database
 from gateway.upstreams.registry import ProviderRegistry
 from protocol.chat import ChatRequest, Message
 from protocol.events import Delta
-from protocol.messages import Block, DocumentBlock, MessagesRequest, MessageTool, PlainSource, TextBlock, Turn
+from protocol.messages import (
+    Block,
+    CitationsConfig,
+    DocumentBlock,
+    MessagesRequest,
+    MessageTool,
+    PlainSource,
+    TextBlock,
+    Turn,
+)
 from router import RoutingOptions
 from router.catalog.catalog import AutoRoute, Catalog, ShadowTraffic
 from router.catalog.targets import Endpoint, Route, Target, Tier
@@ -37,6 +46,7 @@ MODELS = {name: model(name) for name in ("small", "large")}
 SMALL, LARGE = (Target(MODELS[name], Endpoint("here", "http://upstream")) for name in ("small", "large"))
 AUTO = AutoRoute(small=("small",), large=("large",), shadow=ShadowTraffic(share=0.5, budget_nanousd=10**9))
 CATALOG = Catalog(MODELS, {}, {"auto": AUTO}, {}, {"any": "auto"})
+SEINE = PlainSource("text/plain", "The Seine.")
 ASKED = ChatRequest(model="auto", messages=(Message(role="user", content="Which river?"),))
 
 
@@ -98,13 +108,14 @@ async def test_only_a_share_of_what_small_models_answer_is_watched(scene: Scene)
         "scored": scene.call(replace(ASKED, logprobs=True)),
         "batch": scene.call(tier=Tier.BATCH),
         "message": scene.call(native=native(TextBlock("Which river?"))),
-        "document": scene.call(native=native(DocumentBlock(PlainSource("text/plain", "The Seine.")))),
+        "document": scene.call(native=native(DocumentBlock(SEINE))),
+        "to be cited": scene.call(native=native(DocumentBlock(SEINE, citations=CitationsConfig(enabled=True)))),
         "Claude's own tool": scene.call(native=replace(native(), tools=(MessageTool("bash", type="bash_20250124"),))),
     }
     watched = {name for name, call in calls.items() if scene.sampler.watch(call, SMALL) is not NOT_SAMPLED}
     scene.dice = 0.5
 
-    assert watched == {"auto", "alias", "message"}
+    assert watched == {"auto", "alias", "message", "document"}
     assert scene.sampler.watch(calls["auto"], SMALL) is scene.sampler.watch(calls["auto"], LARGE) is NOT_SAMPLED
 
 
