@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import shutil
 import subprocess
 import sys
@@ -15,15 +16,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
-
 from benchmarks.instructions import control, instructions_in
 from benchmarks.ledger import make_calls
 from benchmarks.stack import Server
 from gateway.core.clock import Clock
-from gateway.core.json_text import to_json
-from gateway.http.routes.live import _encoded
-from gateway.telemetry.live_events import LiveEvents, Watcher
+from gateway.telemetry.live_events import LiveEvents, Watcher, decoded, encoded
 
 TOGETHER = 25  # calls that are told in one message: a hundred a second of one process
 WATCHERS = (0, 1, 10)
@@ -36,6 +33,9 @@ def main() -> None:
     parser.add_argument("--do", type=int, metavar="CALLS", help="do so many for each number of watchers that is said")
     options = parser.parse_args()
     if options.do is not None:
+        follow(TOGETHER, 1)  # what is made once,
+        gc.collect()
+        gc.freeze()  # and not looked through again, as in a gateway
         print("ready", flush=True)
         for said in sys.stdin:
             follow(options.do, int(said))
@@ -75,19 +75,18 @@ def follow(calls: int, watchers: int) -> None:
     """Note calls and tell them, to so many who watch."""
     unused: Any = SimpleNamespace(on_record=None, on_kept=None)
     live = LiveEvents(unused, unused, unused, Clock())
-    watching = [Watcher(None) for _ in range(watchers)]
+    watching = [Watcher(None, ("call",)) for _ in range(watchers)]
     live._follow(is_watched=True)
     [record] = make_calls(1)
     for _ in range(calls // TOGETHER):
         for _ in range(TOGETHER):
             unused.on_record(record)
-        events, dropped = live._take_gathered()
-        message = to_json({"events": events, "dropped": dropped})
+        message = encoded(*live._take_gathered())
         if watching:
-            said = msgspec.json.decode(message)
+            said = decoded(message)
             for watcher in watching:
-                watcher.tell(said["events"], said["dropped"])
-                b"".join(map(_encoded, watcher.take()[0]))
+                watcher.tell(said.told, said.dropped)
+                b"".join(watcher.take()[0])
 
 
 if __name__ == "__main__":

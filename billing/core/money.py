@@ -25,5 +25,5 @@ def to_decimal(nano: int) -> Decimal:
 
 def to_text(nano: int) -> str:
     """Return nano-dollars as a plain decimal text, two places or as many as needed: ``0.000123``, ``12.00``."""
-    whole, part = f"{to_decimal(nano):f}".split(".") if nano % NANO else (f"{nano // NANO}", "")
-    return f"{whole}.{part.rstrip('0').ljust(2, '0')}"
+    whole, part = divmod(abs(nano), NANO)
+    return f"{'-' if nano < 0 else ''}{whole}.{f'{part:09}'.rstrip('0').ljust(2, '0')}"

@@ -1,67 +1,129 @@
 # Calls and refusals as they happen, at every process, for those who watch (GET /admin/live). While none does nothing is
 # made of them, and each process looks once a second whether one does. They go through a short stream in Redis, those of
-# a quarter second at once; of more than fits the rest is dropped and counted. No call waits for any of it.
+# a quarter second at once, each encoded once as all who watch are sent it; of more than fits the rest is dropped and
+# counted. No call waits for any of it.
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Collection, Iterable
+from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 import structlog
+from msgspec import Raw, Struct
 from redis.asyncio import Redis
 
-from billing.core.records import TOKENS, UsageRecord
+from billing.core.money import to_text
+from billing.core.records import UsageRecord
 from billing.journal.journal import Journal
 from billing.quotas.rate_wire import REDIS_AWAY
-from gateway.accounts.serializers import cost_view, moment_of
 from gateway.core.clock import Clock
 from gateway.core.json_text import to_json
 from gateway.telemetry.refusals import Refusals
 
-WATCHED, STREAM = "tollgate:{live}:watched", "tollgate:{live}:events"  # Redis: there while one watches; what is told
+WATCHED, STREAM = "tollgate:{live}:watched", "tollgate:{live}:frames"  # Redis: there while one watches; what is told
 WATCHED_FOR = 5  # seconds after the last word of a process with a watcher
 LOOK_EVERY = 1.0  # seconds between looks whether one watches
 TELL_EVERY = 0.25  # seconds between messages of a process
 MOST_TOLD = 100  # events in a message: 400 a second of each process, some 35 kB
 MESSAGES_KEPT, KEPT_FOR = 1000, 30  # in Redis; seconds
 MOST_WAITING = 2000  # events that one watcher has not read
-SHOWN = ("request_id", "team_id", "key_id", "endpoint", "model_asked", "model_used", "provider", "tier", "route_reason")
 REFUSED = ("team_id", "key_id", "endpoint", "model_asked", "http_status", "code", "limit_name")
 
 log = structlog.get_logger(__name__)
 
+
+class LiveCall(Struct, frozen=True, tag_field="type", tag="call"):
+    """A call that has ended, as those who watch are told of it."""
+
+    request_id: str
+    team_id: str
+    key_id: str
+    endpoint: str
+    model_asked: str
+    model_used: str
+    provider: str
+    tier: str
+    route_reason: str
+    input_tokens: int
+    cached_input_tokens: int
+    cache_write_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    first_token_ms: float | None
+    total_ms: float
+    status: str
+    cost_usd: Raw  # a number with exactly its digits
+    cost_usd_exact: str
+    created_at: datetime
+
+
+OF_RECORD = attrgetter(*LiveCall.__struct_fields__[: LiveCall.__struct_fields__.index("cost_usd")])
 LiveEvent = dict[str, Any]  # with "type" and "team_id"
+Happened = UsageRecord | LiveEvent  # a call that has ended, or an event that is none
+
+
+class Told(Struct, frozen=True, array_like=True):
+    """An event as a server sends it, and who is to see it."""
+
+    kind: str
+    team_id: str | None
+    frame: bytes
+
+
+class Message(Struct, frozen=True, array_like=True):
+    """What a process tells in Redis at once."""
+
+    told: list[Told]
+    dropped: int
+
+
+DECODER = msgspec.msgpack.Decoder(Message)
+
+
+def frame_of(event: LiveEvent | LiveCall, kind: str) -> bytes:
+    """Return an event as server-sent events have it."""
+    return b"event: " + kind.encode() + b"\ndata: " + to_json(event) + b"\n\n"
+
+
+def told_of(happened: Happened) -> Told:
+    """Return what is told of a call that has ended, or of what else has happened."""
+    if not isinstance(happened, UsageRecord):
+        return Told(happened["type"], happened["team_id"], frame_of(happened, happened["type"]))
+    cost = to_text(happened.cost_nanousd)
+    created = datetime.fromtimestamp(happened.created_at, UTC)
+    call = LiveCall(*OF_RECORD(happened), Raw(cost.encode()), cost, created)  # type: ignore[call-arg]
+    return Told("call", happened.team_id, frame_of(call, "call"))
 
 
 class Watcher:
     """What one who watches has not read yet: bounded, the oldest goes first."""
 
-    def __init__(self, team_id: str | None) -> None:
+    def __init__(self, team_id: str | None, kinds: Collection[str]) -> None:
         self.dropped = 0
         self.news = asyncio.Event()
         self.team_id = team_id
-        self._waiting: deque[LiveEvent] = deque()
+        self._kinds = frozenset(kinds)
+        self._waiting: deque[bytes] = deque(maxlen=MOST_WAITING)
 
-    def tell(self, events: list[LiveEvent], dropped: int) -> None:
-        """Add events, those of the team that is watched."""
-        self.dropped += dropped
-        for event in events:
-            if self.team_id in (None, event["team_id"]):
-                if len(self._waiting) >= MOST_WAITING:
-                    self._waiting.popleft()
-                    self.dropped += 1
-                self._waiting.append(event)
+    def tell(self, told: Iterable[Told], dropped: int) -> None:
+        """Add events of the kinds, and of the team, that are watched."""
+        new = [one.frame for one in told if one.kind in self._kinds and self.team_id in (None, one.team_id)]
+        self.dropped += dropped + max(0, len(self._waiting) + len(new) - MOST_WAITING)
+        self._waiting.extend(new)
         self.news.set()
 
-    def take(self) -> tuple[list[LiveEvent], int]:
+    def take(self) -> tuple[list[bytes], int]:
         """Return what came since it was last asked for, and how many events were dropped."""
-        events, dropped = list(self._waiting), self.dropped
+        frames, dropped = list(self._waiting), self.dropped
         self._waiting.clear()
         self.dropped = 0
         self.news.clear()
-        return events, dropped
+        return frames, dropped
 
 
 class LiveEvents:
@@ -73,7 +135,7 @@ class LiveEvents:
         self._redis = redis
         self._clock = clock
         self._watchers: set[Watcher] = set()
-        self._gathered: list[LiveEvent] = []
+        self._gathered: list[Happened] = []
         self._dropped = 0
         self._seen = ""  # the id of the last message read
         self._wake = asyncio.Event()
@@ -92,10 +154,10 @@ class LiveEvents:
         """Whether calls and refusals of this process are told."""
         return self._journal.on_record is not None
 
-    def watch(self, team_id: str | None) -> Watcher:
+    def watch(self, team_id: str | None, kinds: Collection[str] = ("call", "refusal")) -> Watcher:
         """Return a new watcher, of one team or of all, who is told of this process from now on; ``leave`` it."""
         self._follow(is_watched=True)
-        watcher = Watcher(team_id)
+        watcher = Watcher(team_id, kinds)
         self._watchers.add(watcher)
         self._wake.set()
         return watcher
@@ -113,7 +175,8 @@ class LiveEvents:
                     continue
             except REDIS_AWAY as exc:
                 log.warning("live_events_alone", error=repr(exc))
-                self._tell_watchers(*self._take_gathered())
+                happened, dropped = self._take_gathered()
+                self._tell_watchers(Message([told_of(one) for one in happened], dropped))
             self._wake.clear()
             await _first(self._wake, LOOK_EVERY if not self._watchers else TELL_EVERY)
 
@@ -138,7 +201,7 @@ class LiveEvents:
                 return  # one has come: from where it reads is looked up before more is told
             if self._gathered or self._dropped:
                 events, dropped = self._take_gathered()  # what happens while Redis is told is for the next message
-                message = to_json({"events": events, "dropped": dropped})
+                message = encoded(events, dropped)
                 try:
                     async with self._redis.pipeline(transaction=False) as pipeline:
                         pipeline.xadd(STREAM, {"said": message}, maxlen=MESSAGES_KEPT, approximate=False)
@@ -154,12 +217,11 @@ class LiveEvents:
         told: Any = await self._redis.xread({STREAM: self._seen}, count=MESSAGES_KEPT // 4)
         for ident, fields in told[0][1] if told else ():
             self._seen = _text(ident)
-            said = msgspec.json.decode(fields[b"said"])
-            self._tell_watchers(said["events"], said["dropped"])
+            self._tell_watchers(decoded(fields[b"said"]))
 
-    def _tell_watchers(self, events: list[LiveEvent], dropped: int) -> None:
+    def _tell_watchers(self, message: Message) -> None:
         for watcher in self._watchers:
-            watcher.tell(events, dropped)
+            watcher.tell(message.told, message.dropped)
 
     def _follow(self, is_watched: bool) -> None:
         self._journal.on_record = self._note_call if is_watched else None
@@ -167,29 +229,34 @@ class LiveEvents:
         if not is_watched:
             self._take_gathered()
 
-    def _take_gathered(self) -> tuple[list[LiveEvent], int]:
+    def _take_gathered(self) -> tuple[list[Happened], int]:
         events, dropped = self._gathered, self._dropped
         self._gathered, self._dropped = [], 0
         return events, dropped
 
     def _note_call(self, record: UsageRecord) -> None:
         if self._has_room():
-            names = (*SHOWN, *TOKENS, "first_token_ms", "total_ms")
-            told = {"status": record.status.value, **cost_view(record.cost_nanousd)}
-            created = {"created_at": moment_of(record.created_at)}
-            self._gathered.append(
-                {"type": "call", **{name: getattr(record, name) for name in names}, **told, **created}
-            )
+            self._gathered.append(record)
 
     def _note_refusal(self, row: dict[str, Any]) -> None:
         if self._has_room():
-            told = {"request_id": str(row["request_id"]), "created_at": moment_of(self._clock.now())}
+            told = {"request_id": str(row["request_id"]), "created_at": self._clock.moment()}
             self._gathered.append({"type": "refusal", **told, **{name: row[name] for name in REFUSED}})
 
     def _has_room(self) -> bool:
         has_room = len(self._gathered) < MOST_TOLD
         self._dropped += not has_room
         return has_room
+
+
+def encoded(happened: Iterable[Happened], dropped: int) -> bytes:
+    """Return a message for Redis."""
+    return msgspec.msgpack.encode(Message([told_of(one) for one in happened], dropped))
+
+
+def decoded(message: bytes) -> Message:
+    """Return the message that another process, or this one, has told."""
+    return DECODER.decode(message)
 
 
 async def _first(event: asyncio.Event, seconds: float) -> None:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 from uuid import UUID
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -17,7 +18,7 @@ from redis.backoff import NoBackoff
 from billing.core.ids import uuid7
 from billing.journal.journal import Journal
 from gateway.telemetry import live_events
-from gateway.telemetry.live_events import MOST_TOLD, MOST_WAITING, LiveEvents, Watcher
+from gateway.telemetry.live_events import MOST_TOLD, MOST_WAITING, LiveEvents, Told, Watcher
 from gateway.telemetry.refusals import Refusals
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
@@ -56,7 +57,7 @@ async def heard(watcher: Watcher, count: int) -> list[dict[str, Any]]:
     async with asyncio.timeout(10):
         while len(found) < count:
             await watcher.news.wait()
-            found += watcher.take()[0]
+            found += [msgspec.json.decode(frame.split(b"data: ")[1]) for frame in watcher.take()[0]]
     return found
 
 
@@ -142,10 +143,10 @@ async def test_more_than_fits_is_dropped_and_counted(redis: Redis) -> None:
         for number in range(MOST_TOLD + 50):
             source.call(number)
         await _true(lambda: watcher.dropped == 50)
-        watcher.tell([{"type": "call", "team_id": "t", "n": number} for number in range(3 * MOST_WAITING)], 0)
-        events, dropped = watcher.take()
+        watcher.tell([Told("call", "t", b"%d" % number) for number in range(3 * MOST_WAITING)], 0)
+        frames, dropped = watcher.take()
 
-    assert len(events) == MOST_WAITING and events[-1]["n"] == 3 * MOST_WAITING - 1
+    assert len(frames) == MOST_WAITING and frames[-1] == b"%d" % (3 * MOST_WAITING - 1)
     assert dropped == 50 + MOST_TOLD + 2 * MOST_WAITING
 
 

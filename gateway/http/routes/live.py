@@ -19,13 +19,12 @@ from gateway.batch.store import batches_that_run
 from gateway.batch.views import batch_view
 from gateway.core.clock import Clock
 from gateway.core.draining import Drain
-from gateway.core.json_text import to_json
 from gateway.http.current_edition import edition_of
 from gateway.http.exchange import AnyRequest, caller_of, part_of, read_parameters, transaction
 from gateway.http.routes.admin.breakers import breaker_view
 from gateway.http.routes.admin.instances import REMEMBERED, instance_view
 from gateway.http.stream_sender import StreamSender
-from gateway.telemetry.live_events import LiveEvents, Watcher
+from gateway.telemetry.live_events import LiveEvents, Watcher, frame_of
 from gateway.upstreams.resilience.breakers import Breakers
 from protocol.errors import Overloaded, ServiceError, invalid_value
 from protocol.serving.leaving import ended_when_client_leaves
@@ -84,14 +83,14 @@ class _Live:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send what happens until the watcher leaves, does not read, or this process ends."""
-        watcher = self._live.watch(self._team_id)
+        watcher = self._live.watch(self._team_id, self._types)
         sender = StreamSender(send, SILENCE)
         try:
             with ended_when_client_leaves(scope, receive):
                 try:
                     await self._tell(watcher, sender)
                 except ServiceError as exc:  # its key was revoked, or what it may see
-                    told = _encoded({"type": "error", "code": exc.code, "message": exc.message})
+                    told = frame_of({"type": "error", "code": exc.code, "message": exc.message}, "error")
                     async with asyncio.timeout(READ_WITHIN):
                         await sender.send(told, is_last=True)
         except TimeoutError:
@@ -109,12 +108,11 @@ class _Live:
             if now - looked >= LOOK_EVERY:
                 await self._check_key()
                 looked, told = now, await self._changes()
-            events, dropped = watcher.take()
-            told += [event for event in events if event["type"] in self._types]
+            happened, dropped = watcher.take()
             told += [{"type": "dropped", "events": dropped}] if dropped else []
-            if told:
+            if frames := [*(frame_of(event, event["type"]) for event in told), *happened]:
                 async with asyncio.timeout(READ_WITHIN):
-                    await sender.send(b"".join(map(_encoded, told)))
+                    await sender.send(b"".join(frames))
             try:
                 async with asyncio.timeout(LOOK_EVERY):
                     await watcher.news.wait()
@@ -170,7 +168,3 @@ def _facts(view: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_open(kind: str, view: Mapping[str, Any]) -> bool:
     return kind == "batch" and view["status"] in OPEN
-
-
-def _encoded(event: dict[str, Any]) -> bytes:
-    return b"event: " + event["type"].encode() + b"\ndata: " + to_json(event) + b"\n\n"
