@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections import deque
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -16,7 +16,6 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.ids import uuid_of
-from billing.core.store_errors import POSTGRES_AWAY
 from gateway.calls.call import Call
 from gateway.calls.hooks import ReplyHook
 from gateway.contents.keeper import Gathered, Keeper, opened
@@ -24,29 +23,25 @@ from gateway.core.errors import ContentsUnreadable
 from gateway.storage.audit_log import Act, record_act
 from gateway.storage.database import Database
 from gateway.storage.encryption import Sealer, Unsealable
+from gateway.storage.rows_behind import WrittenBehind
 from protocol.errors import NotFound
 
 PURPOSE = "call-contents"  # of the sealer
-MOST_WAITING = 32 * 1024 * 1024  # bytes in one process
-AT_ONCE = 100  # rows that one statement writes
-TOGETHER, AGAIN = 0.2, 1.0  # seconds that the first waits for others; until Postgres is tried again
 PURGED_AT_ONCE = 1000  # rows in one transaction
 
 log = structlog.get_logger()
 
 
-class ContentStore:
+class ContentStore(WrittenBehind[Gathered]):
     """The contents that this process has not written yet. No call waits for any of it."""
 
-    what = "contents"
+    most = 32 * 1024 * 1024  # bytes
+    at_once = 100
 
     def __init__(self, database: Database, sealer: Sealer, retention: float) -> None:
-        self.lost = 0  # calls whose contents found no room, or could not be written
+        super().__init__(database, "contents")
         self._retention = retention  # seconds, at the most; 0: none are kept here
-        self._database, self._sealer = database, sealer
-        self._waiting: deque[Gathered] = deque()
-        self._weight = 0
-        self._news = asyncio.Event()
+        self._sealer = sealer
 
     def follow(self, retention: float) -> None:
         """Go by another configuration."""
@@ -60,41 +55,18 @@ class ContentStore:
         """Return what gathers the reply of a call and keeps it with what was asked."""
         return Keeper(call, self.add)
 
-    def add(self, kept: Gathered) -> None:
-        """Write these soon, or count them as lost."""
-        if self._weight + kept.weight > MOST_WAITING:
-            self.lost += 1
-            return
-        self._waiting.append(kept)
-        self._weight += kept.weight
-        self._news.set()
+    def _weight_of(self, one: Gathered) -> int:
+        return one.weight
 
-    async def run(self) -> None:
-        """Write what comes, for ever."""
-        while True:
-            await self._news.wait()
-            await asyncio.sleep(TOGETHER)
-            try:
-                await self.flush()
-            except POSTGRES_AWAY as exc:
-                log.warning("contents_wait", waiting=len(self._waiting), error=repr(exc))
-                await asyncio.sleep(AGAIN)
+    async def _write(self, some: Sequence[Gathered]) -> None:
+        """Write them, but those that cannot be sealed, which are lost."""
+        rows = [row for row in await asyncio.to_thread(self._rows_of, some) if row is not None]
+        async with self._database.begin() as connection:
+            columns = zip(*rows, strict=True) if rows else ((),) * len(NAMES)
+            await connection.execute(PUT, dict(zip(NAMES, map(list, columns), strict=True)))
+        self.lost += len(some) - len(rows)
 
-    async def flush(self) -> None:
-        """Write everything that waits. Raises one of POSTGRES_AWAY; what was not written waits on."""
-        while self._waiting:
-            some = [self._waiting[place] for place in range(min(AT_ONCE, len(self._waiting)))]
-            rows = [row for row in await asyncio.to_thread(self._rows_of, some) if row is not None]
-            async with self._database.begin() as connection:
-                columns = zip(*rows, strict=True) if rows else ((),) * len(NAMES)
-                await connection.execute(PUT, dict(zip(NAMES, map(list, columns), strict=True)))
-            self.lost += len(some) - len(rows)
-            for each in some:
-                if self._waiting and self._waiting[0] is each:  # the process may end, and flush too
-                    self._weight -= self._waiting.popleft().weight
-        self._news.clear()
-
-    def _rows_of(self, some: list[Gathered]) -> list[tuple[str, UUID, datetime, bytes] | None]:
+    def _rows_of(self, some: Sequence[Gathered]) -> list[tuple[str, UUID, datetime, bytes] | None]:
         return [self._row_of(each) for each in some]
 
     def _row_of(self, kept: Gathered) -> tuple[str, UUID, datetime, bytes] | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
 
 import structlog
 from sqlalchemy import Table
@@ -14,31 +15,36 @@ from sqlalchemy.dialects.postgresql import insert
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.storage.database import Database
 
-MOST = 10_000  # rows that wait
-AT_ONCE = 500  # that one statement writes
 TOGETHER = 0.2  # seconds that the first waits for others
 AGAIN = 1.0  # seconds until Postgres is tried again
+MOST = 10_000  # rows of one table that wait
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
 
-class RowsBehind:
-    """The rows of one table that this process has not written yet. ``what`` they are, for the log and the metrics."""
+class WrittenBehind(Generic[T]):
+    """What this process has not written yet. ``what`` it is, for the log and the metrics."""
 
-    def __init__(self, database: Database, table: Table, what: str) -> None:
-        self.lost = 0  # rows that found no room
-        self._database = database
-        self._insert = insert(table).on_conflict_do_nothing()
+    most = MOST  # of what waits, as ``_weight_of`` counts it
+    at_once = 500  # that one statement writes
+
+    def __init__(self, database: Database, what: str) -> None:
+        self.lost = 0  # what found no room
         self.what = what
-        self._waiting: deque[dict[str, Any]] = deque()
+        self._database = database
+        self._waiting: deque[T] = deque()
+        self._weight = 0
         self._news = asyncio.Event()
 
-    def add(self, row: dict[str, Any]) -> None:
-        """Write a row soon. All rows of a table have the same columns."""
-        if len(self._waiting) >= MOST:
-            self._waiting.popleft()
+    def add(self, one: T) -> None:
+        """Write it soon."""
+        self._waiting.append(one)
+        self._weight += self._weight_of(one)
+        while self._weight > self.most:
+            self._drop_oldest()
             self.lost += 1
-        self._waiting.append(row)
         self._news.set()
 
     async def run(self) -> None:
@@ -55,10 +61,30 @@ class RowsBehind:
     async def flush(self) -> None:
         """Write everything that waits. Raises one of POSTGRES_AWAY; what was not written waits on."""
         while self._waiting:
-            rows = [self._waiting[place] for place in range(min(AT_ONCE, len(self._waiting)))]
-            async with self._database.begin() as connection:
-                await connection.execute(self._insert, rows)
-            for row in rows:
-                if self._waiting and self._waiting[0] is row:
-                    self._waiting.popleft()
+            some = [self._waiting[place] for place in range(min(self.at_once, len(self._waiting)))]
+            await self._write(some)
+            for one in some:
+                if self._waiting and self._waiting[0] is one:  # the process may end, and flush too
+                    self._drop_oldest()
         self._news.clear()
+
+    def _drop_oldest(self) -> None:
+        self._weight -= self._weight_of(self._waiting.popleft())
+
+    def _weight_of(self, one: T) -> int:
+        return 1
+
+    async def _write(self, some: Sequence[T]) -> None:
+        raise NotImplementedError
+
+
+class RowsBehind(WrittenBehind[dict[str, Any]]):
+    """The rows of one table. All have the same columns."""
+
+    def __init__(self, database: Database, table: Table, what: str) -> None:
+        super().__init__(database, what)
+        self._insert = insert(table).on_conflict_do_nothing()
+
+    async def _write(self, some: Sequence[dict[str, Any]]) -> None:
+        async with self._database.begin() as connection:
+            await connection.execute(self._insert, some)

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Any
 
 from billing.core.records import UsageRecord
 from gateway.calls.call import Call
 from gateway.calls.hooks import ReplyHook
 from gateway.core.principals import Caller
+from gateway.storage.rows_behind import WrittenBehind
 from gateway.telemetry.book_metrics import BookMetrics
 from gateway.telemetry.gen_ai import GenAIMetrics
 from gateway.telemetry.meters import (
@@ -33,13 +34,6 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120,
 OVERHEAD = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
 SCORES = tuple(edge / 20 for edge in range(1, 20))
 REFRESH = 5.0  # seconds between looks at what others count
-
-
-class Lossy(Protocol):
-    """Rows that are written behind calls, and dropped where there are too many."""
-
-    lost: int
-    what: str
 
 
 class Metrics(ReplyHook):
@@ -120,7 +114,7 @@ class Metrics(ReplyHook):
         make_rows(self, meters)
         self.books, self.targets, self.gen_ai = BookMetrics(meters), TargetMetrics(meters), GenAIMetrics(meters)
         self._rises = Rises()
-        self._rows_behind: tuple[Lossy, ...] = ()
+        self._rows_behind: tuple[WrittenBehind[Any], ...] = ()
         for outcome in ("ok", "refused"):
             counter_of(self.config_reloads, outcome)
 
@@ -137,7 +131,7 @@ class Metrics(ReplyHook):
         for rows in self._rows_behind:
             self._rises.follow(self.rows_lost, rows.lost, rows.what)
 
-    def follow_rows(self, *rows: Lossy) -> None:
+    def follow_rows(self, *rows: WrittenBehind[Any]) -> None:
         """Show from now on what these have lost."""
         self._rows_behind = rows
 
