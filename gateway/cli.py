@@ -147,20 +147,17 @@ def work(
 @app.command("migrate")
 def migrate(
     config: ConfigOption = None,
-    wait: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait for a database that starts, or processes that end")
-    ] = 0.0,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for a database that starts")] = 0.0,
 ) -> None:
     """Bring the database's schema to this version."""
     settings = _load(find_config(config))
-    from gateway.commands.migrate import IsNewer, TableInUse, migrate_when_reachable
-    from migrations.running import StillRunning
+    from gateway.commands.migrate import IsNewer, IsUnreleased, TableInUse, migrate_when_reachable
 
     try:
         migrate_when_reachable(settings.database_url, wait)
     except IsNewer as exc:
         typer.echo(str(exc))
-    except (StillRunning, TableInUse) as exc:
+    except (IsUnreleased, TableInUse) as exc:
         _fail(str(exc))
     except OSError as exc:
         _fail(f"Postgres cannot be reached: {exc}")

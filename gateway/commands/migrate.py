@@ -9,8 +9,7 @@ from alembic.util import CommandError
 from sqlalchemy.exc import DBAPIError
 
 import migrations
-from gateway.storage.schema import NEEDED, find_schema
-from migrations.running import StillRunning
+from gateway.storage.schema import FIRST, NEEDED, find_schema
 
 PAUSE = 0.1  # seconds between tries
 FREE_WITHIN = 60.0  # seconds in which the tables must be had for a moment
@@ -21,6 +20,10 @@ class IsNewer(Exception):
     """The database is a later version's. This version runs beside that one, so there is nothing to do."""
 
 
+class IsUnreleased(Exception):
+    """The database is of before the first release, from which the migrations begin."""
+
+
 class TableInUse(Exception):
     """Another session locks a table that a migration changes, longer than we try."""
 
@@ -28,8 +31,7 @@ class TableInUse(Exception):
 def migrate_when_reachable(database_url: str, wait: float) -> None:
     """Migrate to this version.
 
-    Raises IsNewer; TableInUse; StillRunning when a step needs all processes stopped and some were seen lately, for
-    ``wait`` seconds; OSError when Postgres does not take connections within ``wait`` seconds.
+    Raises IsNewer; IsUnreleased; TableInUse; OSError when Postgres does not take connections within ``wait`` seconds.
     """
     began = time.monotonic()
     while True:
@@ -40,11 +42,10 @@ def migrate_when_reachable(database_url: str, wait: float) -> None:
                 raise IsNewer(
                     f"The database has the schema {found}, newer than this version's {NEEDED}: left as it is."
                 ) from exc
+            if found < FIRST:
+                told = f"The database has the schema {found}, of before version 1.0.0: migrate it with that one first."
+                raise IsUnreleased(told) from exc
             raise
-        except StillRunning:
-            if time.monotonic() - began > wait:
-                raise
-            time.sleep(PAUSE)
         except (OSError, DBAPIError) as exc:
             if isinstance(exc, PermissionError):  # a file of the driver's that we may not read: waiting will not help
                 raise

@@ -1,14 +1,14 @@
 # Limits of a team for one model: a scope of their own ("model:TEAM/MODEL") beside those of teams and keys. A team that
 # sets none has no such balances and leases. The first limit of a model begins with what its calls have used since the
-# month before: that is a lease of no owner, spent to the last, as at the beginning of all leases (0017).
+# month before: that is a lease of no owner, spent to the last, as at the beginning of all leases.
 
 from __future__ import annotations
-
-import importlib
 
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+
+from migrations.first_functions import LEASES
 
 revision = "0033"
 down_revision = "0032"
@@ -17,7 +17,7 @@ depends_on = None
 
 FUNCTIONS = {
     # What a team, a key or a team at one model may use of a day or a month; null: as much as it likes. The row that
-    # says so stays as it is until the end of the transaction (0017).
+    # says so stays as it is until the end of the transaction.
     "cap_of(scope text, unit text, period text) RETURNS bigint": """
         DECLARE
             v_limits jsonb;
@@ -121,9 +121,8 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Go back: what the limits for models have drawn goes with them."""
-    before = importlib.import_module("migrations.versions.0017_leases").FUNCTIONS
-    of_cap = next(head for head in before if head.startswith("cap_of("))
-    _make(of_cap.partition(" LANGUAGE ")[0], before[of_cap])
+    of_cap = next(head for head in LEASES if head.startswith("cap_of("))
+    _make(of_cap.partition(" LANGUAGE ")[0], LEASES[of_cap])
     for head in FUNCTIONS:
         if not head.startswith("cap_of("):
             op.execute(f"DROP FUNCTION {head.partition('(')[0]}")
@@ -134,7 +133,7 @@ def downgrade() -> None:
 
 
 def _make(head: str, body: str) -> None:
-    """Make or replace a function, planned as those of 0017."""
+    """Make or replace a function, planned as those of all leases."""
     plans = "SET plan_cache_mode = force_generic_plan SET enable_seqscan = off"
     op.execute(
         f"CREATE OR REPLACE FUNCTION {head} LANGUAGE plpgsql {plans} AS $$#variable_conflict use_column\n{body}$$"

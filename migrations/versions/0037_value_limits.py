@@ -32,7 +32,7 @@ FUNCTIONS = {
         """,
     ),
     # What a scope may use of a day or a month; null: as much as it likes. The row that says so stays as it is until the
-    # end of the transaction (0017).
+    # end of the transaction.
     "cap_of(scope text, unit text, period text) RETURNS bigint": (
         PLANS,
         """
@@ -85,7 +85,7 @@ FUNCTIONS = {
         END
         """,
     ),
-    # Sets the caps of all balances of a team's end users and tags to what its row says, as follow_limits does (0017).
+    # Sets the caps of all balances of a team's end users and tags to what its row says, as follow_limits does.
     "follow_value_limits(of_team text, moment timestamptz DEFAULT NULL) RETURNS void": (
         PLANS,
         """

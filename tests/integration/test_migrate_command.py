@@ -96,7 +96,7 @@ def test_a_command_says_that_the_schema_is_missing(new_database_url: str, tmp_pa
 
 def test_no_call_waits_behind_a_migration_that_waits(new_database_url: str) -> None:
     """A forgotten transaction keeps a table from it; it steps aside again and again, so that others read on."""
-    migrations.downgrade(new_database_url, "0012")
+    migrations.downgrade(new_database_url, "0028")
 
     async def scene() -> None:
         forgotten, other, watch = [await asyncpg.connect(new_database_url) for _ in range(3)]
@@ -123,7 +123,7 @@ def test_no_call_waits_behind_a_migration_that_waits(new_database_url: str) -> N
 def test_a_table_that_is_never_free_is_said(new_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a minute nothing was changed, and it says where to look."""
     monkeypatch.setattr("gateway.commands.migrate.FREE_WITHIN", 0.0)
-    migrations.downgrade(new_database_url, "0012")
+    migrations.downgrade(new_database_url, "0028")
 
     async def scene() -> None:
         forgotten = await asyncpg.connect(new_database_url)
@@ -135,7 +135,7 @@ def test_a_table_that_is_never_free_is_said(new_database_url: str, monkeypatch: 
 
     asyncio.run(scene())
 
-    assert find_schema(new_database_url) == "0012"
+    assert find_schema(new_database_url) == "0028"
 
 
 def test_an_unreachable_database_is_said_in_a_line(tmp_path: Path) -> None:
@@ -150,15 +150,15 @@ def test_an_unreachable_database_is_said_in_a_line(tmp_path: Path) -> None:
     assert time.monotonic() - started < 30
 
 
-def test_old_processes_are_named_and_nothing_is_done(new_database_url: str, tmp_path: Path) -> None:
-    """The step to leases needs a house that stands still: who runs, or did a moment ago, is told in a line."""
-    migrations.downgrade(new_database_url, "0016")
-    listed = "INSERT INTO flushers (id, watermark, seen_at) VALUES ('host:7', now(), now() + interval '1 hour')"
-    asyncio.run(execute(new_database_url, listed))
+def test_a_database_of_before_the_first_release_is_told_what_to_do(new_database_url: str, tmp_path: Path) -> None:
+    """The migrations begin from 1.0.0: a line says so, and nothing is done."""
+    asyncio.run(execute(new_database_url, OLDER))
     config = write_config(tmp_path / "tollgate.yaml", new_database_url, "redis://127.0.0.1:9/0")
 
     done = subprocess.run([str(TOLLGATE), "migrate", "--config", str(config)], capture_output=True, text=True)
 
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "host:7" in done.stderr and "stop them all" in done.stderr
-    assert find_schema(new_database_url) == "0016"
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "The database has the schema 0001, of before version 1.0.0: migrate it with that one first."
+    ]
+    assert find_schema(new_database_url) == "0001"

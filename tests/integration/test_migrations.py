@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from datetime import UTC, date, datetime, timedelta
+from collections.abc import Iterator
+from datetime import date
 from typing import Any
 from uuid import UUID
 
@@ -21,10 +21,8 @@ import gateway.storage.tables  # noqa: F401  (registers its tables)
 import migrations
 from billing.ledger.ledger import insert_records
 from billing.ledger.tables import metadata
-from billing.upkeep.audit import Report, audit
 from gateway.storage.database import Database
 from gateway.storage.schema import NEEDED
-from migrations.running import StillRunning
 from tests.support import servers
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
@@ -70,66 +68,6 @@ def test_several_gateways_may_migrate_at_once(empty_url: str) -> None:
     assert differences(empty_url) == []
 
 
-BOOKED = """
-    INSERT INTO teams (id, name, limits) VALUES
-        ('team_a', 'A', '{"nanousd_per_month": 9000, "tokens_per_day": 500}'), ('team_b', 'B', '{}');
-    INSERT INTO api_keys (id, team_id, name, digest, prefix, limits) VALUES
-        ('key_a', 'team_a', '', 'x', 'tg-', '{"nanousd_per_day": 700}');
-    INSERT INTO usage_daily (team_id, day, booked_on, key_id, model_used, tier, status, calls, input_tokens,
-                             output_tokens, cost_nanousd)
-    SELECT team, CAST(current_date - ago AS date), current_date, 'key_' || right(team, 1), model, 'interactive', status,
-           1, 30, 12, CASE status WHEN 'failed' THEN 0 ELSE 100 + ago END
-    FROM unnest(ARRAY['team_a', 'team_b']) AS team, unnest(ARRAY['m', 'n']) AS model,
-         unnest(ARRAY['answered', 'blocked', 'failed']) AS status, unnest(ARRAY[0, 1, 20, 40, 100]) AS ago;
-    INSERT INTO corrections (id, team_id, key_id, day, cost_nanousd, input_tokens, output_tokens, reason, actor,
-                             booked_on, created_at)
-    SELECT gen_random_uuid(), team, key, current_date - ago, 5 - 100 * ago, 1, 2, 'x', 'x', current_date, now()
-    FROM (VALUES ('team_a', 'key_a'), ('team_a', NULL)) AS whose (team, key), unnest(ARRAY[0, 1, 20, 100]) AS ago
-"""
-
-
-def test_balances_begin_from_the_sums_of_the_ledger(new_database_url: str) -> None:
-    """Of this month and the last, corrections and limits included: the audit finds the new books in order, and what
-    was used before counts against the caps. Back and forward again it is the same."""
-    migrations.downgrade(new_database_url, "0016")
-    asyncio.run(servers.execute(new_database_url, BOOKED))
-    found = []
-    for _ in range(2):
-        migrations.upgrade(new_database_url)
-        found.append(asyncio.run(_ask(new_database_url, _balances)))
-        audited = asyncio.run(_audit(new_database_url, (0, 1, 20)))
-        assert all(report.books > 5 for report in audited)
-        assert [one for report in audited for one in report.differences if one.book != "statements"] == []
-        migrations.downgrade(new_database_url, "0016")
-
-    today = datetime.now(UTC).date()
-    assert found[0] == found[1]
-    # Two models, answered and blocked, 42 tokens and a hundred nano-dollars each; two corrections, one of the key.
-    assert found[0]["team:team_a", "tokens", f"{today}"] == (500, 168, 6)
-    assert found[0]["key:key_a", "nanousd", f"{today}"] == (700, 400, 5)
-    assert found[0]["team:team_b", "nanousd", f"{today}"] == (None, 400, 0)
-    ages = [ago for ago in (0, 1, 20, 40) if f"{today - timedelta(days=ago):%Y-%m}" == f"{today:%Y-%m}"]
-    corrected = sum(2 * (5 - 100 * ago) for ago in ages if ago != 40)
-    assert found[0]["team:team_a", "nanousd", f"{today:%Y-%m}"] == (
-        9000, sum(4 * (100 + ago) for ago in ages), corrected)  # fmt: skip
-    assert not any(period.startswith(f"{today - timedelta(days=100):%Y-%m}") for _, _, period in found[0])
-
-
-def test_the_step_to_leases_waits_for_old_processes_to_stop(new_database_url: str) -> None:
-    """While one of them was seen in the last half minute nothing is done, and its table stays."""
-    migrations.downgrade(new_database_url, "0016")
-    listed = "INSERT INTO flushers (id, watermark, seen_at) VALUES ('host:7', now(), now() - interval '%s s')"
-    asyncio.run(servers.execute(new_database_url, listed % 20))
-    with pytest.raises(StillRunning, match=r"1 gateways and workers .*\(host:7\).*stop them all"):
-        migrations.upgrade(new_database_url)
-    assert "flushers" in tables(new_database_url)
-
-    asyncio.run(servers.execute(new_database_url, "UPDATE flushers SET seen_at = now() - interval '31 s'"))
-    migrations.upgrade(new_database_url)
-
-    assert "flushers" not in tables(new_database_url)
-
-
 @pytest.mark.parametrize(
     ("change", "fact"),
     [
@@ -165,20 +103,6 @@ async def test_a_row_that_cannot_be_true_is_refused_from_every_writer(
     else:
         with pytest.raises(IntegrityError, match=f"usage_records_{fact}_check"):
             await insert()
-
-
-def _balances(connection: Connection) -> dict[tuple[str, str, str], tuple[int | None, int, int]]:
-    query = text("SELECT scope, unit, period, cap, drawn, corrected FROM balances")
-    return {tuple(row[:3]): tuple(row[3:]) for row in connection.execute(query)}  # type: ignore[misc]
-
-
-async def _audit(url: str, ago: Sequence[int]) -> list[Report]:
-    database = Database(url)
-    try:
-        today = datetime.now(UTC).date()
-        return [await audit(database, today - timedelta(days=each)) for each in ago]
-    finally:
-        await database.close()
 
 
 def test_every_column_of_the_ledger_is_there(postgres_url: str) -> None:

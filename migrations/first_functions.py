@@ -1,38 +1,56 @@
-# Budgets as rows: what each scope may use of a day or a month, what is drawn of it, and the leases that the processes
-# have drawn. The functions are the only writers of balances and leases; each takes its locks in one order: a share of
-# the owner's row (its end waits for that), leases by key, balances by key. The owner's beat is counted last, and only
-# where no other statement of the same owner is about to commit: a flush must not wait for an ask that waits for a
-# balance that all owners want.
+# The functions of version 1.0.0, as its migration makes them: the few acts of gateways and workers that go beyond
+# reading and adding rows of the ledger and the audit log, and budgets as rows.
+#
+# What each scope may use of a day or a month, what is drawn of it, and the leases that the processes have drawn: the
+# functions are the only writers of balances and leases; each takes its locks in one order: a share of the owner's row
+# (its end waits for that), leases by key, balances by key. The owner's beat is counted last, and only where no other
+# statement of the same owner is about to commit: a flush must not wait for an ask that waits for a balance that all
+# owners want.
 #
 # That balance is locked until its statement has committed, so a commit that waits for the disk lets through no more
 # than some hundred a second. What may be forgotten does not wait (``commit_soon``).
 
 from __future__ import annotations
 
-import sqlalchemy as sa
-from alembic import op
-
-from migrations.running import refuse_while_running
-
-revision = "0017"
-down_revision = "0016"
-branch_labels = None
-depends_on = None
-
-ZERO = sa.text("0")
-
-# What is true of every row of the ledger, whoever writes it. Rows from before are not looked at again.
-FACTS = {
-    "day": """
-        day = DATE '1970-01-01' + CAST(CAST(CAST('x' || left(replace(CAST(request_id AS text), '-', ''), 12)
-                                            AS bit(48)) AS bigint) / 86400000 AS integer)
+# Each is a function of the owner, so that a role that owns no table can run them and change nothing else there.
+OWNERS_ACTS = {
+    # A day's partition of the ledger.
+    "make_usage_partition(of date) RETURNS void LANGUAGE plpgsql": """
+        BEGIN
+            EXECUTE format(
+                'CREATE TABLE %I PARTITION OF usage_records FOR VALUES FROM (%L) TO (%L)',
+                'usage_records_' || to_char(of, 'YYYYMMDD'), of, of + 1
+            );
+        END
     """,
-    "status": "status IN ('answered', 'interrupted', 'failed', 'blocked', 'superseded')",
-    "amounts": """
-        least(input_tokens, cached_input_tokens, cache_write_tokens, output_tokens, reasoning_tokens) >= 0
-        AND least(cost_nanousd, gpu_cost_nanousd) >= 0
+    # Retention: a day's rows, never those of today or yesterday.
+    "drop_usage_partition(of date) RETURNS void LANGUAGE plpgsql": """
+        BEGIN
+            IF of >= current_date - 1 THEN
+                RAISE EXCEPTION 'the ledger of % is not past any retention', of;
+            END IF;
+            EXECUTE format('DROP TABLE IF EXISTS %I', 'usage_records_' || to_char(of, 'YYYYMMDD'));
+        END
     """,
-    "cost": "cost_nanousd = 0 OR status IN ('answered', 'interrupted', 'blocked')",
+    # Retention: rows of days that never had a partition.
+    "delete_usage_stragglers(before date, at_most integer) RETURNS bigint LANGUAGE sql": """
+        WITH deleted AS (
+            DELETE FROM usage_records_rest WHERE (day, request_id) IN (
+                SELECT day, request_id FROM usage_records_rest
+                WHERE day < least(before, current_date - 1) LIMIT at_most
+            ) RETURNING 1
+        ) SELECT count(*) FROM deleted
+    """,
+    # Retention: what safety checks found; what admins did stays.
+    "delete_safety_outcomes(keep interval, at_most integer) RETURNS bigint LANGUAGE sql": """
+        WITH deleted AS (
+            DELETE FROM audit_log WHERE id IN (
+                SELECT id FROM audit_log
+                WHERE created_at < clock_timestamp() - keep AND starts_with(action, 'safety.')
+                ORDER BY created_at LIMIT at_most
+            ) RETURNING 1
+        ) SELECT count(*) FROM deleted
+    """,
 }
 
 # Planned once in a connection, by the keys: to plan fifteen statements anew took most of a call's time, and a plan made
@@ -41,7 +59,7 @@ PLANS = " SET plan_cache_mode = force_generic_plan SET enable_seqscan = off"
 # Those that the others alone call, and that so plan as they do: to set it again would take half of their time.
 INNER = ("make_balances", "draw", "count_beat", "commit_soon", "sums_of")
 
-FUNCTIONS = {
+LEASES = {
     # What a team or key may use of a day or a month; null: as much as it likes. The row that says so stays as it is
     # until the end of the transaction, so that a limit set meanwhile finds the balance that is made of it.
     "cap_of(scope text, unit text, period text) RETURNS bigint LANGUAGE plpgsql": """
@@ -533,139 +551,3 @@ FUNCTIONS = {
         END
     """,
 }
-
-
-def upgrade() -> None:
-    """Go forward: balances and leases begin from the sums of the ledger."""
-    refuse_while_running(op.get_bind(), "flushers")
-    op.create_table(
-        "owners",
-        sa.Column("id", sa.Text, nullable=False),
-        sa.Column("beat", sa.BigInteger, nullable=False, server_default=ZERO),
-        sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("seen_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("ended_at", sa.DateTime(timezone=True)),
-        sa.Column("lost_at", sa.DateTime(timezone=True)),
-        sa.Column("set_again_at", sa.DateTime(timezone=True)),
-        sa.Column("watermark", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("backlog", sa.Integer, nullable=False, server_default=ZERO),
-        sa.Column("version", sa.Text, nullable=False, server_default=""),
-        sa.PrimaryKeyConstraint("id", name="owners_pkey"),
-        postgresql_with={"fillfactor": "50"},
-    )
-    op.create_table(
-        "failovers",
-        sa.Column("id", sa.SmallInteger, nullable=False, server_default=sa.text("1")),
-        sa.Column("found_at", sa.DateTime(timezone=True), nullable=False),
-        sa.PrimaryKeyConstraint("id", name="failovers_pkey"),
-        sa.CheckConstraint("id = 1", name="failovers_one_row_check"),
-    )
-    op.create_table(
-        "balances",
-        sa.Column("scope", sa.Text(collation="C"), nullable=False),
-        sa.Column("unit", sa.Text(collation="C"), nullable=False),
-        sa.Column("period", sa.Text(collation="C"), nullable=False),
-        sa.Column("cap", sa.BigInteger),
-        sa.Column("drawn", sa.BigInteger, nullable=False, server_default=ZERO),
-        sa.Column("corrected", sa.BigInteger, nullable=False, server_default=ZERO),
-        sa.Column("tight_since", sa.DateTime(timezone=True)),
-        sa.PrimaryKeyConstraint("scope", "unit", "period", name="balances_pkey"),
-        postgresql_with={"fillfactor": "50"},
-    )
-    op.create_table(
-        "leases",
-        sa.Column("owner", sa.Text(collation="C"), nullable=False),
-        sa.Column("scope", sa.Text(collation="C"), nullable=False),
-        sa.Column("unit", sa.Text(collation="C"), nullable=False),
-        sa.Column("day", sa.Date, nullable=False),
-        sa.Column("granted", sa.BigInteger, nullable=False, server_default=ZERO),
-        sa.Column("returned", sa.BigInteger, nullable=False, server_default=ZERO),
-        sa.Column("spent", sa.BigInteger, nullable=False, server_default=ZERO),
-        sa.Column("overdrawn", sa.BigInteger, nullable=False, server_default=ZERO),
-        sa.PrimaryKeyConstraint("owner", "scope", "unit", "day", name="leases_pkey"),
-        postgresql_with={"fillfactor": "50"},
-    )
-    op.create_table(
-        "turns",
-        sa.Column("name", sa.Text, nullable=False),
-        sa.Column("taken_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("told", sa.Text, nullable=False, server_default=""),
-        sa.PrimaryKeyConstraint("name", name="turns_pkey"),
-    )
-    op.create_table(
-        "price_editions",
-        sa.Column("edition", sa.Text, nullable=False),
-        sa.Column("price", sa.JSON, nullable=False),
-        sa.PrimaryKeyConstraint("edition", name="price_editions_pkey"),
-    )
-    op.create_index(
-        "balances_tight_since_idx", "balances", ["tight_since"], postgresql_where=sa.text("tight_since IS NOT NULL")
-    )
-    op.create_index("leases_scope_unit_day_idx", "leases", ["scope", "unit", "day"])
-    for name in ("owner", "price"):
-        op.add_column("usage_records", sa.Column(name, sa.Text, nullable=False, server_default=""))
-    for name in ("held_tokens", "held_nanousd"):
-        op.add_column("usage_records", sa.Column(name, sa.BigInteger, nullable=False, server_default=ZERO))
-    op.drop_table("flushers")
-    for name, fact in FACTS.items():
-        op.execute(f"ALTER TABLE usage_records ADD CONSTRAINT usage_records_{name}_check CHECK ({fact}) NOT VALID")
-    for declared, body in FUNCTIONS.items():
-        head, _, language = declared.partition(" LANGUAGE ")
-        conflicts = "#variable_conflict use_column\n" if language == "plpgsql" else ""
-        plans = PLANS if language == "plpgsql" and head.partition("(")[0] not in INNER else ""
-        op.execute(f"CREATE FUNCTION {head} LANGUAGE {language}{plans} AS $${conflicts}{body}$$")
-    op.execute(BEGIN_LEASES)
-    op.execute(BEGIN_BALANCES)
-
-
-def downgrade() -> None:
-    """Go back."""
-    for declared in FUNCTIONS:
-        op.execute(f"DROP FUNCTION {declared.partition('(')[0].strip()}")
-    for name in FACTS:
-        op.drop_constraint(f"usage_records_{name}_check", "usage_records")
-    for name in ("owner", "price", "held_tokens", "held_nanousd"):
-        op.drop_column("usage_records", name)
-    for table in ("price_editions", "turns", "leases", "balances", "failovers", "owners"):
-        op.drop_table(table)
-    op.create_table(
-        "flushers",
-        sa.Column("id", sa.Text, nullable=False),
-        sa.Column("watermark", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("backlog", sa.Integer, nullable=False, server_default=ZERO),
-        sa.Column("seen_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("unsettled", sa.Integer, nullable=False, server_default=ZERO),
-        sa.PrimaryKeyConstraint("id", name="flushers_pkey"),
-    )
-
-
-# What calls of this month and the last have used counts as a lease of no owner, spent to the last: from then on the
-# leases know these months whole, also on the first of a month.
-BEGIN_LEASES = """
-    INSERT INTO leases (owner, scope, unit, day, granted, spent)
-    SELECT '', scope.name, unit.name, day, sum(unit.amount), sum(unit.amount)
-    FROM usage_daily,
-         LATERAL (VALUES ('team:' || team_id), ('key:' || key_id)) AS scope (name),
-         LATERAL (VALUES ('tokens', input_tokens + output_tokens), ('nanousd', cost_nanousd)) AS unit (name, amount)
-    WHERE day >= date_trunc('month', clock_timestamp() AT TIME ZONE 'UTC') - interval '1 month'
-      AND status IN ('answered', 'interrupted', 'blocked')
-    GROUP BY scope.name, unit.name, day
-    HAVING sum(unit.amount) > 0
-"""
-
-BEGIN_BALANCES = """
-    INSERT INTO balances (scope, unit, period, cap, drawn, corrected)
-    SELECT scope, unit, period, cap_of(scope, unit, period), sum(drawn), sum(corrected)
-    FROM (
-        SELECT scope, unit, to_char(day, 'YYYY-MM-DD') AS day, granted AS drawn, 0 AS corrected FROM leases
-        UNION ALL
-        SELECT scope.name, unit.name, to_char(day, 'YYYY-MM-DD'), 0, unit.amount
-        FROM corrections,
-             LATERAL (VALUES ('team:' || team_id), ('key:' || key_id)) AS scope (name),
-             LATERAL (VALUES ('tokens', input_tokens + output_tokens), ('nanousd', cost_nanousd)) AS unit (name, amount)
-        WHERE scope.name IS NOT NULL
-          AND day >= date_trunc('month', clock_timestamp() AT TIME ZONE 'UTC') - interval '1 month'
-    ) AS book, LATERAL (VALUES (day), (left(day, 7))) AS part (period)
-    WHERE unit = 'nanousd' OR period = day
-    GROUP BY scope, unit, period
-"""
