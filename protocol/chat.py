@@ -165,10 +165,6 @@ class TextFormat(Struct, frozen=True, tag="text"):
     pass
 
 
-class JsonObjectFormat(Struct, frozen=True, tag="json_object"):
-    pass
-
-
 class JsonSchema(Struct, frozen=True, omit_defaults=True):
     name: str
     schema: dict[str, Any] | None = None
@@ -178,6 +174,18 @@ class JsonSchema(Struct, frozen=True, omit_defaults=True):
 
 class JsonSchemaFormat(Struct, frozen=True, tag="json_schema"):
     json_schema: JsonSchema
+
+
+class JsonObjectFormat(Struct, frozen=True, tag="json_object", omit_defaults=True):
+    """Any object, or one that fits a schema: ``schema`` as Together has it, ``value`` as Hugging Face's clients do."""
+
+    schema: dict[str, Any] | None = None
+    value: dict[str, Any] | None = None
+
+    def in_openais_words(self) -> JsonObjectFormat | JsonSchemaFormat:
+        """Return the format as every upstream knows it."""
+        schema = self.value if self.schema is None else self.schema
+        return self if schema is None else JsonSchemaFormat(JsonSchema("answer", schema))
 
 
 class StreamOptions(Struct, frozen=True, omit_defaults=True):

@@ -359,7 +359,7 @@ def _format(form: TextFormat | JsonObjectFormat | SchemaFormat | None) -> JsonOb
         case SchemaFormat(name, schema, description, strict):
             return JsonSchemaFormat(JsonSchema(name, schema, description, strict))
         case JsonObjectFormat():
-            return form
+            return form.in_openais_words()
     return None
 
 

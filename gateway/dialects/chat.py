@@ -10,8 +10,18 @@ from msgspec import Raw, Struct
 
 from billing.core.money import to_text
 from gateway.dialects.checks import require, require_between, require_short
-from gateway.dialects.endpoint import ApiEndpoint, ReplyFacts
-from protocol.chat import PDF, ChatReply, ChatRequest, Choice, FilePart, Message, Reasoning, check_arguments
+from gateway.dialects.endpoint import ApiEndpoint, Asked, ReplyFacts
+from protocol.chat import (
+    PDF,
+    ChatReply,
+    ChatRequest,
+    Choice,
+    FilePart,
+    JsonObjectFormat,
+    Message,
+    Reasoning,
+    check_arguments,
+)
 from protocol.completions import CompletionRequest
 from protocol.errors import ServiceError, invalid_param
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
@@ -262,6 +272,14 @@ def _call_piece(index: int, call_id: str | None, name: str | None, arguments: st
     return {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def as_asked(chat: ChatRequest, extra: dict[str, Any]) -> Asked:
+    """Return a chat with its schema, where it names one, in the place that upstreams look for it."""
+    form = chat.response_format
+    if isinstance(form, JsonObjectFormat) and form != JsonObjectFormat():
+        chat = msgspec.structs.replace(chat, response_format=form.in_openais_words())
+    return Asked(chat, extra)
+
+
 ENDPOINT = ApiEndpoint(
     path="/v1/chat/completions",
     name="chat.completions",
@@ -270,6 +288,7 @@ ENDPOINT = ApiEndpoint(
     description="Answer the last turn of a conversation, whole or as a stream of chunks.",
     body_type=ChatRequest,
     check=check_chat,
+    translate=as_asked,
     writer=ChatWriter,
     is_for_batches=True,
     route_field="messages",

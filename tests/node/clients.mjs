@@ -1,22 +1,28 @@
-// One client of the field for Node at a gateway: a word, the same as a stream, and a task with a tool. Arguments: the
-// client, the gateway's URL, a key; prints what the client heard and how wide the tool was told to open, as JSON. Each
-// is set up as docs/clients.md says. Packages are those of the folder that it runs in.
+// Clients of the field for Node at a gateway: a word, the same as a stream, and a task with a tool; those that
+// package.json names are asked for an answer in a schema and for a model that is not there besides. Arguments: the
+// clients, with commas; the gateway's URL, a key, and two models where others than those below are there. Prints what
+// each heard and how wide the tool was told to open, a line of JSON each. Each is set up as docs/clients.md says.
+// Packages are those of the folder that it runs in.
 
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
 
-const [name, url, apiKey] = process.argv.slice(2);
-const [GPT, CLAUDE, HI, USE] = ["gpt-4o", "claude-sonnet-4-5", "Say something.", 'Use open_gate {"width": 3}'];
+const [names, url, apiKey, GPT = "gpt-4o", CLAUDE = "claude-sonnet-4-5"] = process.argv.slice(2);
+const [HI, USE, NONE] = ["Say something.", 'Use open_gate {"width": 3}', "no-such-model"];
 const baseURL = `${url}/v1`;
-const widths = [];
+let widths = [];
 const openGate = async ({ width }) => (widths.push(width), "It is open.");
 const description = "Opens the gate.";
 const parameters = { type: "object", properties: { width: { type: "number" } }, required: ["width"] };
 const here = createRequire(pathToFileURL(`${process.cwd()}/x.mjs`));
 
 async function load(module) {
-  const found = here.resolve(module);
-  return import(pathToFileURL(found));
+  try {
+    return await import(pathToFileURL(here.resolve(module)));
+  } catch (error) {
+    if (error.code !== "ERR_PACKAGE_PATH_NOT_EXPORTED") throw error;
+    return import(module); // it is for `import` alone
+  }
 }
 
 async function joined(pieces, text = (piece) => piece) {
@@ -26,6 +32,41 @@ async function joined(pieces, text = (piece) => piece) {
 }
 
 const hi = [{ role: "user", content: HI }];
+const schema = { type: "json_schema", json_schema: { name: "gate", schema: parameters } };
+
+// What takes the arguments of OpenAI's API: `ask` gives the body of an answer, `stream` the chunks of one.
+async function chats(ask, stream) {
+  const say = async (more) => (await ask({ model: GPT, messages: hi, ...more })).choices[0].message;
+  const plain = await say();
+  const heard = await joined(await stream({ model: GPT, messages: hi }), (chunk) => chunk.choices[0]?.delta.content);
+  const tools = [{ type: "function", function: { name: "open_gate", description, parameters } }];
+  const messages = [{ role: "user", content: USE }];
+  messages.push(await say({ messages, tools }));
+  const [{ id, function: { arguments: said } }] = messages[1].tool_calls;
+  messages.push({ role: "tool", tool_call_id: id, content: await openGate(JSON.parse(said)) });
+  const used = await say({ messages, tools });
+  const formed = await say({ response_format: schema });
+  return [plain.content, heard, used.content, formed.content, await refusal(say({ model: NONE }))];
+}
+
+async function refusal(asked) {
+  return asked.then(() => "", (error) => `${error.status ?? ""} ${error.message}`);
+}
+
+// What a stream of the API's is to a client that has `fetch` alone.
+async function* events(body) {
+  let rest = "";
+  for await (const text of body.pipeThrough(new TextDecoderStream())) {
+    const lines = (rest + text).split("\n");
+    rest = lines.pop();
+    for (const line of lines) if (line.startsWith("data: {")) yield JSON.parse(line.slice(6));
+  }
+}
+
+async function checked(answer) {
+  if (!answer.ok) throw new Error(await answer.text());
+  return answer;
+}
 
 async function aiSdk(model) {
   const { generateText, streamText, tool, stepCountIs } = await load("ai");
@@ -124,6 +165,50 @@ const clients = {
     const { ChatAnthropic } = await load("@langchain/anthropic");
     return langchain(new ChatAnthropic({ model: CLAUDE, apiKey, anthropicApiUrl: url }));
   },
+  async anthropic_by_hand() {
+    const { Anthropic } = await load("@anthropic-ai/sdk");
+    const client = new Anthropic({ baseURL: url, apiKey, maxRetries: 0 });
+    const say = (more) => client.messages.create({ model: CLAUDE, max_tokens: 99, messages: hi, ...more });
+    const plain = await say();
+    const streamed = await client.messages.stream({ model: CLAUDE, max_tokens: 99, messages: hi }).finalText();
+    const tools = [{ name: "open_gate", description, input_schema: parameters }];
+    const asked = await say({ messages: [{ role: "user", content: USE }], tools });
+    const { id: tool_use_id, input } = asked.content.find((block) => block.type === "tool_use");
+    const result = { type: "tool_result", tool_use_id, content: await openGate(input) };
+    const turns = [{ role: "assistant", content: asked.content }, { role: "user", content: [result] }];
+    const used = await say({ messages: [{ role: "user", content: USE }, ...turns], tools });
+    const formed = await say({ output_config: { format: { type: "json_schema", schema: { ...parameters, additionalProperties: false } } } });
+    const texts = [plain.content[0].text, streamed, used.content[0].text, formed.content[0].text];
+    return [...texts, await refusal(say({ model: NONE }))];
+  },
+  async fetch() {
+    const headers = { authorization: `Bearer ${apiKey}`, "content-type": "application/json" };
+    const post = async (body) => checked(await fetch(`${baseURL}/chat/completions`, { method: "POST", headers, body: JSON.stringify(body) }));
+    return chats(async (body) => (await post(body)).json(), async (body) => events((await post({ ...body, stream: true })).body));
+  },
+  async openai_edge() {
+    const { Configuration, OpenAIApi } = await load("openai-edge");
+    const api = new OpenAIApi(new Configuration({ apiKey, basePath: baseURL }));
+    const post = async (body) => checked(await api.createChatCompletion(body));
+    return chats(async (body) => (await post(body)).json(), async (body) => events((await post({ ...body, stream: true })).body));
+  },
+  async openai_fetch() {
+    const { OpenAIClient } = await load("openai-fetch");
+    const client = new OpenAIClient({ apiKey, baseUrl: baseURL });
+    return chats((body) => client.createChatCompletion(body), (body) => client.streamChatCompletion(body));
+  },
+  async xsai() {
+    const { generateText } = await load("@xsai/generate-text");
+    const { streamText } = await load("@xsai/stream-text");
+    const { rawTool } = await load("@xsai/tool");
+    const asked = { baseURL, apiKey, model: GPT, messages: hi };
+    const tools = [rawTool({ name: "open_gate", description, parameters, execute: openGate })];
+    const plain = await generateText(asked);
+    const streamed = await joined(streamText(asked).textStream);
+    const used = await generateText({ ...asked, messages: [{ role: "user", content: USE }], tools, maxSteps: 3 });
+    const formed = await generateText({ ...asked, response_format: schema });
+    return [plain.text, streamed, used.text, formed.text, await refusal(generateText({ ...asked, model: NONE }))];
+  },
   agents_responses: () => agents("OpenAIResponsesModel"),
   agents_chat: () => agents("OpenAIChatCompletionsModel"),
   async mastra() {
@@ -157,6 +242,9 @@ const clients = {
   },
 };
 
-const heard = await clients[name]();
-process.stdout.write(JSON.stringify({ heard, widths }));
+for (const name of names.split(",")) {
+  widths = [];
+  const heard = await clients[name]();
+  process.stdout.write(`${JSON.stringify({ heard, widths })}\n`);
+}
 process.exit(0);

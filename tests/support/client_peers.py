@@ -2,7 +2,8 @@
 
 Run by ``tests/peers/test_clients.py`` with the client's own Python: ``python client_peers.py CLIENT URL KEY`` prints
 what the client heard and how wide the tool was told to open as JSON. Each function is set up as docs/clients.md says
-and yields the texts that its client gives.
+and yields the texts that its client gives. Those with a ``model`` are called by
+``tests/acceptance/test_small_clients.py``, and yield an answer in a schema and a refusal besides.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 GPT, CLAUDE = "gpt-4o", "claude-sonnet-4-5"
@@ -57,22 +60,86 @@ def command(name: str, *arguments: str) -> str:
 def openai(url: str, key: str) -> Iterator[str]:
     from openai import OpenAI
 
-    yield from _chats(OpenAI(base_url=f"{url}/v1", api_key=key))
+    yield from _chats(OpenAI(base_url=f"{url}/v1", api_key=key).chat.completions.create)
 
 
-def _chats(client: Any) -> Iterator[str]:
-    """Talk as OpenAI's package does."""
-    create = client.chat.completions.create
-    messages: list[Any] = [{"role": "user", "content": HI}]
-    yield create(model=GPT, messages=messages).choices[0].message.content
-    chunks = create(model=GPT, messages=messages, stream=True)
+def _chats(create: Callable[..., Any], model: str = GPT) -> Iterator[str]:
+    """Talk through what takes the arguments of OpenAI's package and answers with its objects."""
+    hi = [{"role": "user", "content": HI}]
+    yield create(model=model, messages=hi).choices[0].message.content
+    chunks = create(model=model, messages=hi, stream=True)
+    yield "".join(getattr(chunk.choices[0].delta, "content", None) or "" for chunk in chunks if chunk.choices)
+    messages: list[Any] = [{"role": "user", "content": USE}]
+    (call,) = create(model=model, messages=messages, tools=[TOOL]).choices[0].message.tool_calls
+    said = {"name": call.function.name, "arguments": call.function.arguments}
+    messages.append({"role": "assistant", "tool_calls": [{"id": call.id, "type": "function", "function": said}]})
+    messages.append({"role": "tool", "tool_call_id": call.id, "content": open_gate(**json.loads(said["arguments"]))})
+    yield create(model=model, messages=messages, tools=[TOOL]).choices[0].message.content
+
+
+def _corners(create: Callable[..., Any], model: str) -> Iterator[str]:
+    """Ask for an answer in a schema, and for a model that is not there."""
+    hi = [{"role": "user", "content": HI}]
+    form = {"type": "json_schema", "json_schema": {"name": "gate", "schema": SCHEMA}}
+    yield create(model=model, messages=hi, response_format=form).choices[0].message.content
+    try:
+        create(model="no-such-model", messages=hi)
+    except Exception as exc:
+        yield str(exc)
+
+
+def openai_over_aiohttp(url: str, key: str, model: str = GPT) -> Iterator[str]:
+    from openai import AsyncOpenAI, DefaultAioHttpClient
+
+    async def ask(**asked: Any) -> Any:
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, http_client=DefaultAioHttpClient()) as client:
+            answer: Any = await client.chat.completions.create(**asked)
+            return [chunk async for chunk in answer] if asked.get("stream") else answer
+
+    def create(**asked: Any) -> Any:
+        return asyncio.run(ask(**asked))
+
+    yield from _chats(create, model)
+    yield from _corners(create, model)
+
+
+def huggingface_hub(url: str, key: str, model: str = GPT) -> Iterator[str]:
+    from huggingface_hub import InferenceClient
+
+    create = InferenceClient(base_url=f"{url}/v1", api_key=key).chat.completions.create
+    yield from _chats(create, model)
+    yield from _corners(create, model)
+
+
+def aisuite(url: str, key: str, model: str = GPT) -> Iterator[str]:
+    import aisuite
+
+    client = aisuite.Client({"openai": {"api_key": key, "base_url": f"{url}/v1"}})
+
+    def create(model: str, **asked: Any) -> Any:
+        return client.chat.completions.create(model=f"openai:{model}", **asked)
+
+    yield create(model, messages=[{"role": "user", "content": HI}]).choices[0].message.content
+    chunks = create(model, messages=[{"role": "user", "content": HI}], stream=True)
     yield "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     messages = [{"role": "user", "content": USE}]
-    asked = create(model=GPT, messages=messages, tools=[TOOL]).choices[0].message
-    call = asked.tool_calls[0]
-    messages += [asked.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id}]
-    messages[-1]["content"] = open_gate(**json.loads(call.function.arguments))
-    yield create(model=GPT, messages=messages, tools=[TOOL]).choices[0].message.content
+    yield create(model, messages=messages, tools=[open_gate], max_turns=2).choices[0].message.content
+    yield from _corners(create, model)
+
+
+def curl(url: str, key: str, model: str = GPT) -> Iterator[str]:
+    def create(**asked: Any) -> Any:
+        line = ["curl", "-sS", "--fail-with-body", f"{url}/v1/chat/completions", "-H", f"authorization: Bearer {key}"]
+        line += ["-H", "content-type: application/json", "-d", json.dumps(asked)]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stdout)
+        data = [line[6:] for line in done.stdout.split("\n") if line.startswith("data: {")] or [done.stdout]
+        answers = [json.loads(each, object_hook=lambda said: SimpleNamespace(**said)) for each in data]
+        return answers if asked.get("stream") else answers[0]
+
+    yield from _chats(create, model)
+    yield from _corners(create, model)
 
 
 def openai_responses(url: str, key: str) -> Iterator[str]:
@@ -271,17 +338,7 @@ def _run(asked: Callable[[], AsyncIterator[str]]) -> Iterator[str]:
 def _litellm(model: str, base: str, key: str) -> Iterator[str]:
     import litellm
 
-    asked: Any = {"model": model, "api_base": base, "api_key": key}
-    hi = [{"role": "user", "content": HI}]
-    yield litellm.completion(messages=hi, **asked).choices[0].message.content
-    chunks = litellm.completion(messages=hi, stream=True, **asked)
-    yield "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    messages: list[Any] = [{"role": "user", "content": USE}]
-    message = litellm.completion(messages=messages, tools=[TOOL], **asked).choices[0].message
-    (call,) = message.tool_calls
-    said = open_gate(**json.loads(call.function.arguments))
-    messages += [message, {"role": "tool", "tool_call_id": call.id, "content": said}]
-    yield litellm.completion(messages=messages, tools=[TOOL], **asked).choices[0].message.content
+    yield from _chats(partial(litellm.completion, api_base=base, api_key=key), model)
 
 
 def litellm_openai(url: str, key: str) -> Iterator[str]:
@@ -414,29 +471,7 @@ def griptape(url: str, key: str) -> Iterator[str]:
 def any_llm(url: str, key: str) -> Iterator[str]:
     from any_llm import completion
 
-    asked: Any = {"model": GPT, "provider": "openai", "api_base": f"{url}/v1", "api_key": key}
-    hi = [{"role": "user", "content": HI}]
-    yield completion(messages=hi, **asked).choices[0].message.content
-    yield "".join(
-        chunk.choices[0].delta.content or "" for chunk in completion(messages=hi, stream=True, **asked) if chunk.choices
-    )
-    call = completion(messages=[{"role": "user", "content": USE}], tools=[TOOL], **asked).choices[0].message.tool_calls
-    yield open_gate(**json.loads(call[0].function.arguments))
-
-
-def aisuite(url: str, key: str) -> Iterator[str]:
-    import aisuite
-
-    client = aisuite.Client({"openai": {"api_key": key, "base_url": f"{url}/v1"}})
-    asked: Any = {"model": f"openai:{GPT}"}
-    yield client.chat.completions.create(messages=[{"role": "user", "content": HI}], **asked).choices[0].message.content
-    yield (
-        client.chat.completions.create(
-            messages=[{"role": "user", "content": USE}], tools=[open_gate], max_turns=2, **asked
-        )
-        .choices[0]
-        .message.content
-    )
+    yield from _chats(partial(completion, provider="openai", api_base=f"{url}/v1", api_key=key))
 
 
 def chatlas(url: str, key: str) -> Iterator[str]:
@@ -501,7 +536,7 @@ def httpie(url: str, key: str) -> Iterator[str]:
 def together(url: str, key: str) -> Iterator[str]:
     from together import Together
 
-    yield from _chats(Together(base_url=url, api_key=key))
+    yield from _chats(Together(base_url=url, api_key=key).chat.completions.create)
 
 
 def swarm(url: str, key: str) -> Iterator[str]:

@@ -25,7 +25,7 @@ from gateway.calls.accumulate import Collector
 from gateway.calls.as_events import events_of
 from gateway.calls.estimate import charged_prompt_tokens, filled_in, probable_usage
 from gateway.core.settings import Safety
-from gateway.dialects import messages, responses
+from gateway.dialects import chat, messages, responses
 from gateway.dialects.chat import ChatWriter
 from gateway.dialects.completions import CompletionWriter
 from gateway.dialects.media import SpeechWriter, TranscriptionWriter
@@ -139,6 +139,7 @@ ARRANGED: dict[str, Callable[[Any], object]] = {
     "gateway.calls.estimate.filled_in": lambda request: filled_in(
         request, MODEL, bound_prompt(request).closely(), None
     ),
+    "gateway.dialects.chat.as_asked": lambda asked: chat.as_asked(asked, {}),
     "gateway.dialects.messages.as_chat": lambda asked: messages.as_chat(asked, {}),
     "gateway.dialects.responses.as_chat": lambda asked: responses.as_chat(asked, {}),
     "gateway.calls.as_events.events_of": lambda reply: events_of(reply, None),

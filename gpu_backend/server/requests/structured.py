@@ -40,7 +40,8 @@ def grammar_of(body: ChatRequest | CompletionRequest, extensions: Extensions) ->
 
 
 def _all_grammars(body: ChatRequest | CompletionRequest, extensions: Extensions) -> Iterator[tuple[Grammar, str]]:
-    match body.response_format if isinstance(body, ChatRequest) else None:
+    form = body.response_format if isinstance(body, ChatRequest) else None
+    match form.in_openais_words() if isinstance(form, JsonObjectFormat) else form:
         case JsonObjectFormat():
             yield ANY_OBJECT, "response_format"
         case JsonSchemaFormat(json_schema):

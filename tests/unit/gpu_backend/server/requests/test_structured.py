@@ -47,10 +47,11 @@ def asked(**fields: Any) -> tuple[Grammar | None, str | None]:
             Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}'),
             "response_format",
         ),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, AS_TEXT, "response_format"),
     ],
 )
 def test_every_way_to_ask_is_understood(fields: dict[str, Any], grammar: Grammar | None, field: str | None) -> None:
-    """OpenAI's field and vLLM's, schemas as objects or as texts."""
+    """OpenAI's field, Together's and vLLM's, schemas as objects or as texts."""
     assert asked(**fields) == (grammar, field)
 
 
