@@ -14,7 +14,7 @@ from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings, Settings
 from gateway.doctor.findings import Finding, fault, ok, warning
 from gateway.fleet.discovery import admissions, announced_in, joined
-from gateway.fleet.instances import EngineLoad, ask_load, replicas_of
+from gateway.fleet.instances import ask_load, replicas_of
 from gateway.fleet.membership import Membership
 from gateway.identity.issuer import Issuer, IssuerAway
 from gateway.upstreams.client import UpstreamClient
@@ -23,6 +23,7 @@ from gateway.upstreams.registry import FORMATS, ProviderRegistry
 from gateway.upstreams.wire.base import Asking, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.chat import ChatRequest, Message
+from protocol.serving.engine_load import EngineLoad
 from protocol.serving.redis_client import open_redis
 from router.catalog.targets import Capability, ModelSpec, Target, TeamKeys
 

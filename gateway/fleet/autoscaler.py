@@ -11,7 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.core.settings import Scaling
-from gateway.fleet.queue_model import QueueModel, StepCost, most_calls
+from gateway.fleet.queue_model import QueueModel, most_calls
+from protocol.serving.engine_load import StepCost
 
 EVERY = 10.0  # seconds between decisions
 REMEMBERS = 60.0  # seconds: over so long the rate of calls is smoothed

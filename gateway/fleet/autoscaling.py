@@ -31,12 +31,13 @@ from gateway.fleet.autoscaler import (
     set_by_hand,
 )
 from gateway.fleet.discovery import Discovery
-from gateway.fleet.instances import STALE_AFTER, EngineLoad
+from gateway.fleet.instances import STALE_AFTER
 from gateway.fleet.rollouts import compare_versions
 from gateway.fleet.season import expected_rate
 from gateway.inference.edition import Edition
 from gateway.storage.database import Database
 from protocol.serving.announcements import ACTIVE
+from protocol.serving.engine_load import EngineLoad
 from protocol.serving.redis_client import read_each
 
 TURN = "tollgate:fleet-turn"  # Redis key: the gateway that sets it decides

@@ -10,7 +10,7 @@ import asyncio
 import math
 
 from gateway.core.clock import Clock
-from gateway.fleet.instances import EngineLoad, Replica, ask_load, replicas_of
+from gateway.fleet.instances import Replica, ask_load, replicas_of
 from gateway.fleet.kv_events import KvEvents
 from gateway.inference.edition import Edition
 from gateway.inference.limiter import TargetLimiter
@@ -18,6 +18,7 @@ from gateway.overload.slots import SlotPool
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.wire.errors import UpstreamFailure
+from protocol.serving.engine_load import EngineLoad
 
 EVERY = 1.0  # seconds between looks at an engine that calls are at,
 IDLE_EVERY = 10.0  # and at one that none is at

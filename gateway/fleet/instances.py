@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Annotated
 
 import msgspec
 import structlog
-from msgspec import Meta, Struct
+from msgspec import Struct
 from redis.asyncio import Redis
 
 from billing.core.store_errors import POSTGRES_AWAY
@@ -17,8 +16,6 @@ from billing.ledger.instance_samples import Look, book_look
 from billing.quotas.rate_wire import REDIS_AWAY
 from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings
-from gateway.fleet.kv_events import KvAddress
-from gateway.fleet.queue_model import StepCost
 from gateway.inference.edition import Edition
 from gateway.storage.database import Database
 from gateway.upstreams.client import UpstreamClient
@@ -26,6 +23,7 @@ from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
 from protocol.serving.deadlines import running_timeout
+from protocol.serving.engine_load import EngineLoad
 from router.catalog.catalog import Catalog
 from router.catalog.targets import Endpoint, ModelSpec
 
@@ -37,52 +35,6 @@ LONGEST_REPORT = 64 * 1024  # bytes
 SECOND = 1_000_000  # microseconds
 
 log = structlog.get_logger()
-
-Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00]*\Z")]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-Number = Annotated[float, Meta(ge=0, le=1e15)]
-Seconds = Annotated[float, Meta(ge=0, le=400 * 86_400)]  # no replica is older than that
-
-
-class Fairness(Struct, frozen=True):
-    """How far the counters of an engine's waiting tenants lie apart, in weighted tokens, and how far they can."""
-
-    gap: Number = 0
-    bound: Number = 0
-
-
-class EngineLoad(Struct, frozen=True, kw_only=True):
-    """What an engine's GET /load says; seconds are counted since its start. Fields that are missing are 0."""
-
-    instance_id: Name
-    model_id: Name
-    status: Name = "active"
-    gpu_node_id: Name | None = None
-    gpus: Annotated[int, Meta(ge=1, le=1024)] = 1
-    queue_depth: Count = 0
-    running: Count = 0
-    max_running: Count = 0
-    free_blocks: Count = 0
-    total_blocks: Count = 0
-    kv_utilization: Number = 0
-    tokens_per_second: Number = 0
-    requests_per_second: Number = 0
-    prefix_hit_rate: Number = 0
-    uptime_seconds: Seconds = 0
-    busy_seconds: Seconds = 0
-    request_seconds: Seconds = 0
-    roofline_share: Number | None = None  # of the busy time of ten seconds: what reading and multiplying take at best
-    fairness: Annotated[dict[Name, Fairness], Meta(max_length=8)] = {}  # by tier
-    kv_events: KvAddress | None = None
-    step_cost: StepCost | None = None
-    adapters: tuple[Name, ...] = ()
-    kv_transfer: bool = True  # engines of before say nothing of it
-    input_modalities: tuple[Name, ...] = ()  # text, and image where it reads pictures; engines of before say nothing
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What the catalogue may ask for: the model, and its adapters."""
-        return self.model_id, *self.adapters
 
 
 class Replica(Struct, frozen=True):

@@ -15,6 +15,7 @@ import structlog
 from msgspec import Raw, Struct
 
 from gateway.config.weakness import why_no_service
+from protocol.serving.announcements import KvEventsAt
 from router.cached_prompts import ON_DEVICE, ON_HOST, CachedPrompts
 
 END_OF_REPLAY = -1
@@ -27,13 +28,6 @@ UNREADABLE = (ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 Networks = Collection[IPv4Network | IPv6Network]
 
 log = structlog.get_logger()
-
-
-class KvAddress(Struct, frozen=True):
-    """Where a replica tells its events, and where again."""
-
-    endpoint: str
-    replay_endpoint: str | None = None
 
 
 class _Stored(Struct, frozen=True, tag="BlockStored"):
@@ -214,7 +208,7 @@ class KvEvents:
 
     def __init__(self) -> None:
         # By address: where a replica tells, by which start, and where else than at itself it may.
-        self._told: dict[str, tuple[KvAddress | None, str, Networks]] = {}
+        self._told: dict[str, tuple[KvEventsAt | None, str, Networks]] = {}
         self._followed: dict[str, KvSubscriber] = {}
         self._cached: dict[str, CachedPrompts] = {}
         self._context: Any = None
@@ -224,7 +218,7 @@ class KvEvents:
         """What is cached where, by the base URLs of replicas that tell."""
         return self._cached
 
-    def note(self, base_url: str, instance_id: str, told: KvAddress | None, networks: Networks = ()) -> None:
+    def note(self, base_url: str, instance_id: str, told: KvEventsAt | None, networks: Networks = ()) -> None:
         """Follow a replica from where it says that it tells its events; ``None``: nowhere. That is at the host where it
         is asked, or in one of ``networks``: it is no replica's to say where else a gateway connects to."""
         if self._told.get(base_url) == (told, instance_id, networks):

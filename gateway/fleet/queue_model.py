@@ -9,9 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
-from typing import Annotated
 
-from msgspec import Meta, Struct
+from protocol.serving.engine_load import StepCost
 
 STRETCH = 1.5  # a step with prompts in it over its decodes alone, as the engine keeps it
 MOST_TOKENS = 8192  # of prompts in a step
@@ -22,19 +21,6 @@ SPREAD = 0.08  # rates are found to that share
 LEAST_RATE = 1e-4  # calls a second, of a pool: where fewer come too late, none comes in time
 LEAST_STEP = 1e-6  # seconds, whatever an engine says
 LATEST = 3600.0  # seconds: no first token is looked for any later
-
-Seconds = Annotated[float, Meta(ge=0, le=3600)]
-
-
-class StepCost(Struct, frozen=True):
-    """What a step of an engine takes, in seconds, as the engine measured it (``GET /load``)."""
-
-    fixed: Seconds
-    weights: Seconds
-    token: Seconds
-    context: Seconds
-    pair: Seconds = 0.0
-    launching: Seconds = 0.0
 
 
 class QueueModel:

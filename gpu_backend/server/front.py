@@ -133,6 +133,6 @@ def request_id_of(request: Request[Any, Any, Any]) -> str:
     return state["request_id"]
 
 
-def json_answer(body: Struct | Sequence[Struct], status: int = 200) -> Response[bytes]:
+def json_answer(body: Struct | Sequence[Struct] | dict[str, Any], status: int = 200) -> Response[bytes]:
     """Return a body as the answer to a request."""
     return Response(encode(body), status_code=status, media_type="application/json")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import dataclasses
 from functools import cache
 from importlib import metadata
 from typing import Any
 
 from litestar import Request, Response, get, post
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from gpu_backend.scheduling.admission import TIERS
 from gpu_backend.server.client.engine_client import EngineState
@@ -17,6 +18,8 @@ from gpu_backend.step.adapter import Adapter
 from gpu_backend.step.messages import LoadReport
 from protocol.decoding import decode_with_extra
 from protocol.errors import BadRequest, NotFound, UnknownUrl, invalid_param
+from protocol.serving.announcements import KvEventsAt
+from protocol.serving.engine_load import EngineLoad, Fairness, StepCost
 
 
 class ModelBody(Struct, frozen=True, kw_only=True):
@@ -58,59 +61,6 @@ class Sleeping(Struct, frozen=True):
     is_sleeping: bool
 
 
-class KvEventsBody(Struct, frozen=True):
-    endpoint: str
-    replay_endpoint: str | None
-
-
-class StepCostBody(Struct, frozen=True):
-    fixed: float
-    weights: float
-    token: float
-    context: float
-    pair: float
-    launching: float
-
-
-class FairnessBody(Struct, frozen=True):
-    """How far the counters of a tier's waiting tenants lie apart, in weighted tokens, and how far they can."""
-
-    gap: float
-    bound: float
-
-
-class LoadBody(Struct, frozen=True, kw_only=True):
-    """What a router wants to know before it sends a request here, and what an accountant adds up.
-
-    The seconds are counters: of this start alone, which is why every start has an ``instance_id`` of its own.
-    """
-
-    instance_id: str
-    model_id: str
-    status: EngineState
-    queue_depth: int
-    running: int
-    free_blocks: int
-    total_blocks: int
-    kv_utilization: float
-    tokens_per_second: float
-    requests_per_second: float
-    prefix_hit_rate: float
-    gpu_node_id: str
-    gpus: int  # devices that the engine computes on; the CPU counts as one
-    uptime_seconds: float  # since the start, the loading of the weights included
-    busy_seconds: float  # of these, in steps
-    request_seconds: float  # of these, told in the usage of answers; the rest served no request to its end
-    max_running: int  # replies at once
-    input_modalities: tuple[str, ...]  # text, and image where pictures are read
-    kv_transfer: bool  # whether it reads blocks that another engine computed
-    adapters: tuple[str, ...] | UnsetType  # of the model, by name, if it has any
-    kv_events: KvEventsBody | UnsetType  # where it tells what its prefix cache gains and loses, if it does
-    roofline_share: float | UnsetType  # of the busy time, last ten seconds, where it was busy and the device is known
-    fairness: dict[str, FairnessBody]  # by tier; docs/fairness.md
-    step_cost: StepCostBody | UnsetType  # seconds, as it was measured or told; docs/simulator.md has the formula
-
-
 @get("/v1/models")
 async def list_models(request: Request[Any, Any, Any]) -> Response[bytes]:
     """List the model that is served, and its adapters."""
@@ -140,39 +90,39 @@ async def show_load(request: Request[Any, Any, Any]) -> Response[bytes]:
     front = front_of(request)
     report, ready = front.engine.load, front.engine.ready
     told = front.settings.engine.kv_events
-    return json_answer(
-        LoadBody(
-            instance_id=front.instance_id,
-            model_id=front.settings.served_model_name,
-            status=front.engine.state,
-            queue_depth=report.queue_depth if report else 0,
-            running=report.running if report else 0,
-            free_blocks=report.free_blocks if report else ready.total_blocks if ready else 0,
-            total_blocks=ready.total_blocks if ready else 0,
-            kv_utilization=report.kv_utilization if report else 0.0,
-            tokens_per_second=report.tokens_per_second if report else 0.0,
-            requests_per_second=report.requests_per_second if report else 0.0,
-            prefix_hit_rate=report.prefix_hit_rate if report else 0.0,
-            gpu_node_id=front.node_id,
-            gpus=front.settings.engine.device.num_ranks,
-            uptime_seconds=round(front.engine.uptime_seconds, 6),
-            busy_seconds=round(front.engine.busy_seconds, 6),
-            request_seconds=round(front.metrics.request_seconds / front.settings.engine.device.num_ranks, 6),
-            max_running=front.settings.engine.steps.max_num_seqs,
-            input_modalities=front.input_modalities,
-            kv_transfer=front.settings.engine.transfer.kv_transfer_address is not None,
-            adapters=tuple(front.engine.adapters.by_name) or UNSET,
-            kv_events=KvEventsBody(told.endpoint, told.replay_endpoint) if told.publishes else UNSET,
-            roofline_share=(report.roofline_share if report else 0.0) or UNSET,
-            fairness={tier: _fairness(report, tier) for tier in TIERS} if report else {},
-            step_cost=StepCostBody(**asdict(ready.step_cost)) if ready and ready.step_cost else UNSET,
-        )
+    load = EngineLoad(
+        instance_id=front.instance_id,
+        model_id=front.settings.served_model_name,
+        status=front.engine.state,
+        queue_depth=report.queue_depth if report else 0,
+        running=report.running if report else 0,
+        free_blocks=report.free_blocks if report else ready.total_blocks if ready else 0,
+        total_blocks=ready.total_blocks if ready else 0,
+        kv_utilization=report.kv_utilization if report else 0.0,
+        tokens_per_second=report.tokens_per_second if report else 0.0,
+        requests_per_second=report.requests_per_second if report else 0.0,
+        prefix_hit_rate=report.prefix_hit_rate if report else 0.0,
+        gpu_node_id=front.node_id,
+        gpus=front.settings.engine.device.num_ranks,
+        uptime_seconds=round(front.engine.uptime_seconds, 6),
+        busy_seconds=round(front.engine.busy_seconds, 6),
+        request_seconds=round(front.metrics.request_seconds / front.settings.engine.device.num_ranks, 6),
+        max_running=front.settings.engine.steps.max_num_seqs,
+        input_modalities=front.input_modalities,
+        kv_transfer=front.settings.engine.transfer.kv_transfer_address is not None,
+        adapters=tuple(front.engine.adapters.by_name),
+        kv_events=KvEventsAt(told.endpoint, told.replay_endpoint) if told.publishes else None,
+        roofline_share=(report.roofline_share if report else 0.0) or None,
+        fairness={tier: _fairness(report, tier) for tier in TIERS} if report else {},
+        step_cost=StepCost(**dataclasses.asdict(ready.step_cost)) if ready and ready.step_cost else None,
     )
+    # What it has none of is left out.
+    return json_answer({name: value for name, value in asdict(load).items() if value not in (None, ())})
 
 
-def _fairness(report: LoadReport, tier: str) -> FairnessBody:
+def _fairness(report: LoadReport, tier: str) -> Fairness:
     gap, bound = (report.counters.get(f"service_{name}_{tier}", 0.0) for name in ("gap", "bound"))
-    return FairnessBody(gap, bound)
+    return Fairness(gap, bound)
 
 
 @get("/version")

@@ -18,9 +18,8 @@ from gateway.core.settings import Fleet, Pool, ProviderSettings, Scaling
 from gateway.fleet.autoscaler import EVERY
 from gateway.fleet.autoscaling import TURN, Autoscaler, PoolTarget
 from gateway.fleet.discovery import Discovery
-from gateway.fleet.instances import EngineLoad
-from gateway.fleet.queue_model import StepCost
 from gateway.storage.database import Database
+from protocol.serving.engine_load import EngineLoad, StepCost
 from protocol.serving.redis_client import open_redis
 from tests.support.clock import SetClock
 from tests.support.house import model, settings_for

@@ -21,13 +21,14 @@ from billing.ledger.instances import idle_costs
 from gateway.core.background import stop_all
 from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings, Timeouts
-from gateway.fleet.instances import TURN, EngineLoad, InstanceWatcher, read_report
+from gateway.fleet.instances import TURN, InstanceWatcher, read_report
 from gateway.http.routes.admin.instances import instance_view, listed_view, without_replaced
 from gateway.run.processes import free_port
 from gateway.storage.database import Database
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.registry import ProviderRegistry
 from gpu_backend.step.messages import LoadReport
+from protocol.serving.engine_load import EngineLoad
 from router.catalog.catalog import Catalog
 from router.catalog.targets import Endpoint
 from tests.support.clock import SetClock

@@ -15,8 +15,9 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.fleet.kv_events import KvAddress, KvEvents
+from gateway.fleet.kv_events import KvEvents
 from gateway.run.processes import free_port
+from protocol.serving.announcements import KvEventsAt
 from protocol.serving.prompt_marks import FIRST, PROMPT_MARKS, MarkedPrompt, marks_of
 from router.cached_prompts import CachedPrompts
 from router.catalog.targets import Endpoint, Target
@@ -125,7 +126,7 @@ async def test_ours_picks_what_dynamo_picks(
     events = KvEvents()
     replicas = {number: Target(model("tiny"), Endpoint("here", engine.url)) for number, (engine, _) in engines.items()}
     for number, (engine, told) in engines.items():
-        events.note(engine.url, str(number), KvAddress(told["endpoint"], told["replay_endpoint"]))
+        events.note(engine.url, str(number), KvEventsAt(told["endpoint"], told["replay_endpoint"]))
     prompts = [f"Road {number}. {LONG}" for number in range(6)]
     shares = [(1, 2400, 900), (2, 2400, 900), (1, 1500, 1400), (2, 2000, 0), (1, 2900, 2000), (2, 1600, 600)]
     try:

@@ -15,13 +15,14 @@ from pathlib import Path
 
 from gateway.core.settings import Scaling
 from gateway.fleet.autoscaler import EVERY, Observation, ReplicaLoad, ScaleState, decide
-from gateway.fleet.queue_model import QueueModel, StepCost, most_calls
+from gateway.fleet.queue_model import QueueModel, most_calls
 from gateway.fleet.season import HOUR, expected_rate
 from gpu_backend.simulate.hardware import DEVICES, MODELS, resident_tokens, step_cost
 from gpu_backend.simulate.replica import replay
 from gpu_backend.simulate.report import percentile
 from gpu_backend.simulate.traces import TraceRequest, read_trace
 from gpu_backend.step.config import engine_config
+from protocol.serving.engine_load import StepCost
 
 DAY = 86_400.0
 WEEKS = 3  # before the stretch, whose hours are known

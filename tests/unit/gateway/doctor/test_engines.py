@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.doctor.upstreams import finding_of_engine
-from gateway.fleet.instances import EngineLoad
+from protocol.serving.engine_load import EngineLoad
 from router.catalog.targets import Capability
 from tests.support.house import model
 

@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from gateway.core.settings import Scaling
 from gateway.fleet.autoscaler import EVERY, STUCK, Observation, ReplicaLoad, ScaleState, decide, set_by_hand
-from gateway.fleet.queue_model import LATEST, QueueModel, StepCost, most_calls
+from gateway.fleet.queue_model import LATEST, QueueModel, most_calls
 from gateway.fleet.season import HOUR, WEEK, expected_rate
 from gpu_backend.step.cost import StepCost as EngineCost
 from gpu_backend.step.cost import StepWork
+from protocol.serving.engine_load import StepCost
 
 COST = StepCost(fixed=0.0018, weights=0.0189, token=0.000109, context=3.8e-8)
 RULES = Scaling(min=1, max=6, cold_start=60.0, down_after=100.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.fleet.engines import PART, is_full, slots_from
-from gateway.fleet.instances import EngineLoad
+from protocol.serving.engine_load import EngineLoad
 
 
 def report(running: int, queued: int = 0, most: int = 256, status: str = "active") -> EngineLoad:

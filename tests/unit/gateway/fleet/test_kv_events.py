@@ -15,11 +15,12 @@ from msgspec import Raw
 from structlog.testing import capture_logs
 from zmq.asyncio import Context
 
-from gateway.fleet.kv_events import KvAddress, KvEvents, apply
+from gateway.fleet.kv_events import KvEvents, apply
 from gateway.run.processes import free_port
 from gpu_backend.server.client.kv_publisher import KvPublisher
 from gpu_backend.step.block_events import AllBlocksCleared, BlockRemoved, BlockStored, Medium
 from gpu_backend.step.config import KvEventsConfig
+from protocol.serving.announcements import KvEventsAt
 from router.cached_prompts import CachedPrompts
 from tests.support.waiting import until_found
 
@@ -72,7 +73,7 @@ class Replica:
         self._times = count(1.0)
         self._events, self._replays = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
         ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in (self._events, self._replays)]
-        self.address = KvAddress(*(f"tcp://*:{port}" for port in ports))
+        self.address = KvEventsAt(*(f"tcp://*:{port}" for port in ports))
         self.task = asyncio.create_task(self._tell_again())
 
     def keep(self, number: int, mark: int) -> None:
@@ -179,7 +180,7 @@ async def test_an_address_that_is_none_is_told_once(events: KvEvents) -> None:
     """And nothing is known of that replica; the others are followed all the same."""
     with capture_logs() as logs:
         for _ in range(2):
-            events.note(URL, "first", KvAddress("5557"))
+            events.note(URL, "first", KvEventsAt("5557"))
 
     assert events.cached == {} and [line["event"] for line in logs] == ["kv_events_not_followed"]
 
@@ -209,9 +210,9 @@ async def test_a_replica_tells_events_where_it_is(
     those that are told again."""
     ranges = tuple(map(ip_network, networks))
     with capture_logs() as logs:
-        events.note(base_url, "first", KvAddress(endpoint), ranges)
+        events.note(base_url, "first", KvEventsAt(endpoint), ranges)
         first = base_url in events.cached
-        events.note(base_url, "second", KvAddress("tcp://*:5557", endpoint), ranges)
+        events.note(base_url, "second", KvEventsAt("tcp://*:5557", endpoint), ranges)
 
     assert (first, base_url in events.cached) == (is_followed, is_followed)
     assert [entry["event"] for entry in logs] == ["kv_events_not_followed"] * 2 * (not is_followed)
@@ -244,7 +245,7 @@ async def test_what_is_no_batch_ends_neither_the_index_nor_the_next_answer(repli
 
 async def test_a_gateway_that_starts_late_hears_of_all_that_is_there(events: KvEvents) -> None:
     """Of an engine that keeps fewer batches than it has sent: what is gone since is not told, nor what was cleared."""
-    address = KvAddress(*(f"tcp://127.0.0.1:{free_port()}" for _ in range(2)))
+    address = KvEventsAt(*(f"tcp://127.0.0.1:{free_port()}" for _ in range(2)))
     config = KvEventsConfig(True, endpoint=address.endpoint, replay_endpoint=address.replay_endpoint, buffer_steps=2)
     publisher = KvPublisher(config)
     for told in (
