@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -12,6 +13,40 @@ from gpu_backend.step.config import MOST_SPECULATIVE_TOKENS
 from gpu_backend.step.messages import LoadReport, Ready
 
 LABELS = ("model_name",)
+GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
+# What a load report says, by its fields or its counters: those that it has none of are not shown.
+OF_LOAD = (
+    (GAUGE, "vllm:num_requests_running", "running", "Replies in the running batch."),
+    (GAUGE, "vllm:num_requests_waiting", "queue_depth", "Replies waiting for room in the batch."),
+    (GAUGE, "vllm:kv_cache_usage_perc", "kv_utilization", "KV blocks in use over all, 0 to 1."),
+    (GAUGE, "tollgate_engine_free_blocks", "free_blocks", "KV blocks free or evictable."),
+    (GAUGE, "tollgate_engine_blocks", "total_blocks", "KV blocks in all."),
+    (GAUGE, "tollgate_engine_tokens_per_second", "tokens_per_second", "Output, last ten seconds."),
+    (COUNTER, "tollgate_engine_steps", "steps", "Steps computed."),
+    (COUNTER, "tollgate_engine_least_seconds", "least_seconds", "What all steps could have taken at best."),
+    (
+        *(GAUGE, "tollgate_engine_roofline_share", "roofline_share"),
+        "Of the device's busy time, last ten seconds: what reading and multiplying take at its measured best.",
+    ),
+    (COUNTER, "vllm:num_preemptions", "preemptions", "Replies that lost their blocks."),
+    (COUNTER, "tollgate_engine_made_room", "made_room", "Of these, for a tenant that held less and had waited."),
+    (COUNTER, "tollgate_engine_swaps", "swaps", "Of these, copied to host memory."),
+    (GAUGE, "tollgate_engine_kv_blocks_held", "kv_blocks_held", "KV blocks held for other engines now."),
+    (
+        *(GAUGE, "tollgate_engine_kv_pulls_waiting", "kv_pulls_waiting"),
+        "Prompts whose KV blocks are awaited from other engines now.",
+    ),
+    (COUNTER, "tollgate_engine_kv_blocks_offered", "kv_blocks_offered", "KV blocks that were held for other engines."),
+    (COUNTER, "tollgate_engine_kv_blocks_pulled", "kv_blocks_pulled", "KV blocks that came from other engines."),
+    (COUNTER, "tollgate_engine_kv_pulls", "kv_pulls", "Prompts whose KV blocks were asked of another engine."),
+    (
+        *(COUNTER, "tollgate_engine_kv_pulls_failed", "kv_pulls_failed"),
+        "Of these, those that not all came of: the rest was computed.",
+    ),
+    (COUNTER, "vllm:spec_decode_num_drafts", "drafts", "Times that a reply's drafts were verified."),
+    (COUNTER, "vllm:spec_decode_num_draft_tokens", "draft_tokens", "Draft tokens."),
+    (COUNTER, "vllm:spec_decode_num_accepted_tokens", "accepted_tokens", "Draft tokens that held."),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,53 +74,21 @@ class EngineCollector:
 
     def collect(self) -> Iterable[Metric]:
         reading = self._current()
-        yield self._gauge("tollgate_engine_up", "Whether the engine takes requests, or sleeps.", float(reading.is_up))
-        yield self._sleep_state(reading.is_asleep)
-        yield self._count("tollgate_engine_restarts", "Engine processes started after one died.", reading.restarts)
-        yield self._count("tollgate_engine_uptime_seconds", "Time since the start.", reading.uptime_seconds)
         busy, whole = reading.busy_seconds * reading.gpus, reading.uptime_seconds * reading.gpus
-        yield self._count("tollgate_engine_gpu_busy_seconds", "Device time of all steps, all devices.", busy)
-        yield self._count("tollgate_engine_gpu_idle_seconds", "Device time without a step.", max(whole - busy, 0.0))
+        states = {("awake",): float(not reading.is_asleep), ("weights_offloaded",): float(reading.is_asleep)}
+        for kind, name, text, value in (
+            (GAUGE, "up", "Whether the engine takes requests, or sleeps.", float(reading.is_up)),
+            (COUNTER, "restarts", "Engine processes started after one died.", reading.restarts),
+            (COUNTER, "uptime_seconds", "Time since the start.", reading.uptime_seconds),
+            (COUNTER, "gpu_busy_seconds", "Device time of all steps, all devices.", busy),
+            (COUNTER, "gpu_idle_seconds", "Device time without a step.", max(whole - busy, 0.0)),
+        ):
+            yield self._family(kind, f"tollgate_engine_{name}", text, {(): value})
+        yield self._family(GAUGE, "vllm:engine_sleep_state", "1 for the state it is in.", states, "sleep_state")
         if reading.ready is not None:
             yield from self._capacity(reading, reading.ready)
-        load = reading.load
-        if load is None:
-            return
-        yield self._gauge("vllm:num_requests_running", "Replies in the running batch.", load.running)
-        yield self._gauge("vllm:num_requests_waiting", "Replies waiting for room in the batch.", load.queue_depth)
-        yield self._gauge("vllm:kv_cache_usage_perc", "KV blocks in use over all, 0 to 1.", load.kv_utilization)
-        yield self._gauge("tollgate_engine_free_blocks", "KV blocks free or evictable.", load.free_blocks)
-        yield self._gauge("tollgate_engine_blocks", "KV blocks in all.", load.total_blocks)
-        yield self._gauge("tollgate_engine_tokens_per_second", "Output, last ten seconds.", load.tokens_per_second)
-        yield self._count("tollgate_engine_steps", "Steps computed.", load.steps)
-        least = load.counters.get("least_seconds", 0.0)
-        yield self._count("tollgate_engine_least_seconds", "What all steps could have taken at best.", least)
-        yield self._gauge(
-            "tollgate_engine_roofline_share",
-            "Of the device's busy time, last ten seconds: what reading and multiplying take at its measured best.",
-            load.roofline_share,
-        )
-        yield self._count(
-            "vllm:num_preemptions", "Replies that lost their blocks.", load.counters.get("preemptions", 0.0)
-        )
-        made_room = load.counters.get("made_room", 0.0)
-        yield self._count(
-            "tollgate_engine_made_room", "Of these, for a tenant that held less and had waited.", made_room
-        )
-        yield self._count("tollgate_engine_swaps", "Of these, copied to host memory.", load.counters.get("swaps", 0.0))
-        if "kv_pulls" in load.counters:
-            yield from self._transfers(load.counters)
-        if "drafts" in load.counters:
-            yield from self._speculation(load.counters)
-
-        for name, text in (
-            ("service_gap", "How far the counters of waiting tenants lie apart: weighted tokens, a reply's twice."),
-            ("service_bound", "How far they can, by the requests seen so far; see docs/fairness.md."),
-        ):
-            gauge = GaugeMetricFamily(f"tollgate_engine_{name}", text, labels=(*LABELS, "tier"))
-            for tier in TIERS:
-                gauge.add_metric([self._model_name, tier], load.counters.get(f"{name}_{tier}", 0.0))
-            yield gauge
+        if reading.load is not None:
+            yield from self._load(reading.load)
 
     def _capacity(self, reading: EngineReading, ready: Ready) -> Iterable[Metric]:
         """What routers read of each engine, under vLLM's names: its blocks, and its adapters."""
@@ -100,55 +103,27 @@ class EngineCollector:
             ("cache_config", "Tokens in a KV block, and blocks in all.", blocks, 1.0),
             ("lora_requests", "Adapters in use; the value is when this engine started.", adapters, reading.since),
         ):
-            family = GaugeMetricFamily(f"vllm:{name}_info", text, labels=(*LABELS, *labels))
-            family.add_metric([self._model_name, *labels.values()], value)
-            yield family
+            yield self._family(GAUGE, f"vllm:{name}_info", text, {tuple(labels.values()): value}, *labels)
 
-    def _sleep_state(self, is_asleep: bool) -> Metric:
-        family = GaugeMetricFamily(
-            "vllm:engine_sleep_state", "1 for the state it is in.", labels=(*LABELS, "sleep_state")
-        )
-        for state, is_so in (("awake", not is_asleep), ("weights_offloaded", is_asleep)):
-            family.add_metric([self._model_name, state], float(is_so))
-        return family
-
-    def _transfers(self, counters: Mapping[str, float]) -> Iterable[Metric]:
+    def _load(self, load: LoadReport) -> Iterable[Metric]:
+        counters = load.counters
+        for kind, name, source, text in OF_LOAD:
+            if (value := counters.get(source, getattr(load, source, None))) is not None:
+                yield self._family(kind, name, text, {(): value})
+        places = map(str, range(MOST_SPECULATIVE_TOKENS))
+        if held := {(n,): counters[f"accepted_tokens_at_{n}"] for n in places if f"accepted_tokens_at_{n}" in counters}:
+            name, text = "vllm:spec_decode_num_accepted_tokens_per_pos", "Draft tokens that held, by their place."
+            yield self._family(COUNTER, name, text, held, "position")
         for name, text in (
-            ("kv_blocks_held", "KV blocks held for other engines now."),
-            ("kv_pulls_waiting", "Prompts whose KV blocks are awaited from other engines now."),
+            ("service_gap", "How far the counters of waiting tenants lie apart: weighted tokens, a reply's twice."),
+            ("service_bound", "How far they can, by the requests seen so far; see docs/fairness.md."),
         ):
-            yield self._gauge(f"tollgate_engine_{name}", text, counters[name])
-        for name, text in (
-            ("kv_blocks_offered", "KV blocks that were held for other engines."),
-            ("kv_blocks_pulled", "KV blocks that came from other engines."),
-            ("kv_pulls", "Prompts whose KV blocks were asked of another engine."),
-            ("kv_pulls_failed", "Of these, those that not all came of: the rest was computed."),
-        ):
-            yield self._count(f"tollgate_engine_{name}", text, counters[name])
+            by_tier = {(tier,): counters.get(f"{name}_{tier}", 0.0) for tier in TIERS}
+            yield self._family(GAUGE, f"tollgate_engine_{name}", text, by_tier, "tier")
 
-    def _speculation(self, counters: Mapping[str, float]) -> Iterable[Metric]:
-        for name, text in (
-            ("drafts", "Times that a reply's drafts were verified."),
-            ("draft_tokens", "Draft tokens."),
-            ("accepted_tokens", "Draft tokens that held."),
-        ):
-            yield self._count(f"vllm:spec_decode_num_{name}", text, counters[name])
-        family = CounterMetricFamily(
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Draft tokens that held, by their place.",
-            labels=(*LABELS, "position"),
-        )
-        for place in range(MOST_SPECULATIVE_TOKENS):
-            if (held := counters.get(f"accepted_tokens_at_{place}")) is not None:
-                family.add_metric([self._model_name, str(place)], held)
-        yield family
-
-    def _gauge(self, name: str, help: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, help, labels=LABELS)
-        family.add_metric([self._model_name], value)
-        return family
-
-    def _count(self, name: str, help: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, help, labels=LABELS)
-        family.add_metric([self._model_name], value)
+    def _family(self, kind: Callable[..., Any], name: str, text: str, values: dict[Any, float], *labels: str) -> Metric:
+        """Return a metric with these values, by those of the further ``labels``."""
+        family = kind(name, text, labels=(*LABELS, *labels))
+        for own, value in values.items():
+            family.add_metric([self._model_name, *own], value)
         return family
