@@ -26,7 +26,7 @@ from gpu_backend.kernels.layout.quantized_kv import KvScales, scales_from
 from gpu_backend.models.config.model import load_model_config
 from gpu_backend.models.layers import Decoder
 from gpu_backend.models.llama import load_model
-from gpu_backend.models.quantization import QuantizedLinear
+from gpu_backend.models.quantization import Linear
 from gpu_backend.models.smoothing import rounded
 from gpu_backend.models.weights import Checkpoint, LinearOptions
 from gpu_backend.step.config import EngineConfig, engine_config
@@ -217,7 +217,7 @@ def _products(model: Decoder) -> Iterator[Tensor]:
     for layer in model.layers:
         for product in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down):
             yield product.weight
-            if isinstance(product, QuantizedLinear):
+            if isinstance(product, Linear) and product.scales is not None:
                 yield product.scales
 
 

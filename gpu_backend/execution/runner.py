@@ -38,7 +38,7 @@ from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.draft_heads import DraftHead
 from gpu_backend.models.layers import Decoder
-from gpu_backend.models.quantization import QuantizedLinear
+from gpu_backend.models.quantization import Linear
 from gpu_backend.models.shards import config_of_rank, num_bytes, stage_of, tensors_of
 from gpu_backend.sampling.token_counts import TokenCounts
 from gpu_backend.sampling.verification import rows_of
@@ -103,7 +103,8 @@ class Runner(StepRunner):
         """Load this rank's part of the model, the tower, and on the first rank what drafts."""
         self._model = load_part(config, self.model_config, self._ranks, self.device, self.dtype, max_model_len)
         self._pictures = load_pictures(config, self.model_config, self.device, self.dtype)
-        self._is_quantized = isinstance(self._model.layers[0].attention.out, QuantizedLinear)
+        out = self._model.layers[0].attention.out
+        self._is_quantized = isinstance(out, Linear) and out.scales is not None
         self.adapters = AdapterSlots(config.lora.num_slots, config.lora.max_lora_rank)
         if self.adapters.count:
             self._model = with_adapters(self._model, self.adapters)

@@ -15,7 +15,7 @@ import torch
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.experts import Experts
 from gpu_backend.models.layers import Decoder
-from gpu_backend.models.quantization import QuantizedLinear
+from gpu_backend.models.quantization import Linear
 from gpu_backend.models.shards import num_bytes
 from gpu_backend.step.cost import plan_work
 from gpu_backend.step.plan import SequenceStep
@@ -140,4 +140,5 @@ def measure_roofline(config: ModelConfig, model: Decoder, kv_bytes: float, devic
 def _is_fp8(model: Decoder) -> bool:
     """Whether products are of float8 on both sides: those with weights in blocks are not."""
     out = model.layers[0].attention.out if model.layers else None
-    return isinstance(out, QuantizedLinear) and out.weight.dtype == torch.float8_e4m3fn and out.scales.dim() == 1
+    scales = out.scales if isinstance(out, Linear) and out.weight.dtype == torch.float8_e4m3fn else None
+    return scales is not None and scales.dim() == 1

@@ -156,44 +156,39 @@ def latent_attention(
     return out
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, batch_invariant: bool = False) -> Tensor:
-    """Return x (rows, in) · weightᵀ + bias; ``batch_invariant``: the same bits for a row whatever the others are."""
-    if not batch_invariant:
-        return F.linear(x, weight, bias)
-    if not uses_triton(x.device):
-        return reference.linear_by_rows(x, weight, bias)
-    from gpu_backend.kernels.triton_ops import quantized_linear as triton_linear
-
-    return triton_linear.linear(x, weight, None, bias, batch_invariant=True)
-
-
-def quantized_linear(
+def linear(
     x: Tensor,
     weight: Tensor,
-    scales: Tensor,
     bias: Tensor | None,
+    batch_invariant: bool = False,
+    scales: Tensor | None = None,
     zeros: Tensor | None = None,
     rounds_input: bool = False,
-    batch_invariant: bool = False,
 ) -> Tensor:
-    """Return x (rows, in) · weightᵀ + bias for weights (out, in) of float8 or int8, or int4 packed as (out, in / 2).
+    """Return x (rows, in) · weightᵀ + bias; ``batch_invariant``: the same bits for a row whatever the others are.
 
-    With weights of float8 the input is rounded to it, too, where the device multiplies such rows; it does so for more
-    than a few of them, sizes in multiples of 16, and in an order of its own. With ``rounds_input`` both sides are int8.
-    Where ``scales`` are of groups of inputs (out, groups), the input stays whole, and ``zeros`` (out, groups) are what
-    whole numbers count from: if not given, 8 of four bits and 0 of eight.
+    Weights (out, in) with ``scales`` are of float8 or int8, or int4 packed as (out, in / 2). With weights of float8 the
+    input is rounded to it, too, where the device multiplies such rows; it does so for more than a few of them, sizes in
+    multiples of 16, and in an order of its own. With ``rounds_input`` both sides are int8. Where ``scales`` are of
+    groups of inputs (out, groups), the input stays whole, and ``zeros`` (out, groups) are what whole numbers count
+    from: if not given, 8 of four bits and 0 of eight.
     """
+    if scales is None and not batch_invariant:
+        return F.linear(x, weight, bias)
     if not uses_triton(x.device):
+        if scales is None:
+            return reference.linear_by_rows(x, weight, bias)
         return reference.quantized_linear(x, weight, scales, bias, zeros, rounds_input)
-    if not (rounds_input or batch_invariant or scales.dim() > 1) and _is_small_batch(x, weight):
+    from gpu_backend.kernels.triton_ops import quantized_linear as triton_linear
+
+    if scales is None or batch_invariant or rounds_input or scales.dim() > 1:
+        return triton_linear.linear(x, weight, scales, bias, batch_invariant, zeros, rounds_input)
+    if _is_small_batch(x, weight):
         from gpu_backend.kernels.triton_ops import small_batch
 
         return small_batch.linear(x, weight, bias, scales)
-    from gpu_backend.kernels.triton_ops import quantized_linear as triton_linear
-
-    is_odd = weight.shape[0] % 16 or weight.shape[1] % 16
-    if weight.dtype != FP8 or batch_invariant or scales.dim() > 1 or is_odd:
-        return triton_linear.linear(x, weight, scales, bias, batch_invariant, zeros, rounds_input)
+    if weight.dtype != FP8 or weight.shape[0] % 16 or weight.shape[1] % 16:
+        return triton_linear.linear(x, weight, scales, bias)
     rounded, row_scales = triton_linear.quantize_rows(x, FP8)
     product = torch._scaled_mm(
         rounded, weight.t(), scale_a=row_scales, scale_b=scales[None], out_dtype=torch.bfloat16

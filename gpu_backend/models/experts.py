@@ -15,8 +15,8 @@ from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.experts import ExpertsConfig
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.layers import Mlp
-from gpu_backend.models.linear import Product, load_linear
-from gpu_backend.models.quantization import QuantizedLinear
+from gpu_backend.models.linear import load_linear
+from gpu_backend.models.quantization import Linear
 from gpu_backend.models.weights import WeightSource
 
 
@@ -78,15 +78,15 @@ def load_experts(config: ModelConfig, weights: WeightSource, prefix: str) -> Exp
     if shape.clamp is not None:
         return _load_clamped(config, shape, weights, prefix)
     _check_format(weights)
-    one = _load_mlp(weights, f"{prefix}.experts.0", hidden, shape.intermediate_size)
-    stacks = [_stack_of(product, shape.number) for product in (one.gate_up, one.down)]
+    pair = _load_pair(weights, f"{prefix}.experts.0", hidden, shape.intermediate_size)
+    stacks = [_stack_of(product, shape.number) for product in pair]
     zeros: list[list[Tensor | None]] = [[], []]
     for number in range(shape.number):
         if number:
-            one = _load_mlp(weights, f"{prefix}.experts.{number}", hidden, shape.intermediate_size)
-        for stack, from_, product in zip(stacks, zeros, (one.gate_up, one.down), strict=True):
+            pair = _load_pair(weights, f"{prefix}.experts.{number}", hidden, shape.intermediate_size)
+        for stack, from_, product in zip(stacks, zeros, pair, strict=True):
             _put(stack, number, product)
-            from_.append(product.zeros if isinstance(product, QuantizedLinear) else None)
+            from_.append(product.zeros)
     (gate_up, of_inner), (down, of_out) = stacks
     router, gate = weights.get(f"{prefix}.gate.weight", shape.number, hidden), f"{prefix}.shared_expert_gate.weight"
     shared = f"{prefix}.shared_expert"
@@ -102,7 +102,7 @@ def load_experts(config: ModelConfig, weights: WeightSource, prefix: str) -> Exp
         bias=weights.get_scales(f"{prefix}.gate.e_score_correction_bias", shape.number) if shape.is_sigmoid else None,
         factor=shape.factor,
         groups=(shape.groups, shape.most_groups),
-        shared=_load_mlp(weights, shared, hidden, shape.shared_size) if shape.shared_size else None,
+        shared=Mlp(*_load_pair(weights, shared, hidden, shape.shared_size)) if shape.shared_size else None,
         shared_gate=weights.get(gate, 1, hidden) if shape.gates_shared else None,
     )
 
@@ -181,29 +181,27 @@ def _check_format(weights: WeightSource) -> None:
         )
 
 
-def _load_mlp(weights: WeightSource, prefix: str, hidden: int, inner: int) -> Mlp:
-    return Mlp(
-        gate_up=load_linear(weights, (f"{prefix}.gate_proj", f"{prefix}.up_proj"), (inner, inner), hidden, False),
-        down=load_linear(weights, (f"{prefix}.down_proj",), (hidden,), inner, False),
+def _load_pair(weights: WeightSource, prefix: str, hidden: int, inner: int) -> tuple[Linear, Linear]:
+    return (
+        load_linear(weights, (f"{prefix}.gate_proj", f"{prefix}.up_proj"), (inner, inner), hidden, False),
+        load_linear(weights, (f"{prefix}.down_proj",), (hidden,), inner, False),
     )
 
 
-def _stack_of(product: Product, number: int) -> tuple[Tensor, Tensor | None]:
+def _stack_of(product: Linear, number: int) -> tuple[Tensor, Tensor | None]:
     """Return room for as many weights, and for their scales, where they have some."""
     weights = product.weight.new_empty((number, *product.weight.shape))
-    if not isinstance(product, QuantizedLinear):
-        return weights, None
-    return weights, product.scales.new_empty((number, *product.scales.shape))
+    return weights, None if product.scales is None else product.scales.new_empty((number, *product.scales.shape))
 
 
-def _put(stack: tuple[Tensor, Tensor | None], number: int, product: Product) -> None:
+def _put(stack: tuple[Tensor, Tensor | None], number: int, product: Linear) -> None:
     weights, scales = stack
-    if isinstance(product, QuantizedLinear) and product.order is not None:
+    if product.order is not None:
         raise UnsupportedModel("experts take their inputs in orders of their own (desc_act), which is not supported")
-    if isinstance(product, QuantizedLinear) != (scales is not None) or product.weight.dtype != weights.dtype:
+    if (product.scales is None) != (scales is None) or product.weight.dtype != weights.dtype:
         raise UnsupportedModel(f"expert {number} is of {product.weight.dtype}, the first of {weights.dtype}")
-    if scales is not None and isinstance(product, QuantizedLinear) and product.scales.shape != scales.shape[1:]:
-        raise UnsupportedModel(f"expert {number} has scales {tuple(product.scales.shape)}, the first others")
     weights[number] = product.weight
-    if scales is not None and isinstance(product, QuantizedLinear):
+    if scales is not None and product.scales is not None:
+        if product.scales.shape != scales.shape[1:]:
+            raise UnsupportedModel(f"expert {number} has scales {tuple(product.scales.shape)}, the first others")
         scales[number] = product.scales

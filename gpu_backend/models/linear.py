@@ -1,16 +1,14 @@
-# Matrix products, and how they are loaded: weights that read the same input are packed, so that one product does the
-# work of several.
+# How matrix products are loaded: weights that read the same input are packed, so that one product does the work of
+# several.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from gpu_backend.kernels import ops
 from gpu_backend.models.packed import load_packed, load_rounded
-from gpu_backend.models.quantization import QuantizedLinear, quantize
+from gpu_backend.models.quantization import Linear, quantize
 from gpu_backend.models.weights import WeightSource
 
 
@@ -33,37 +31,7 @@ class Product(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """A matrix product, with a bias or without."""
-
-    weight: Tensor  # (out, in)
-    bias: Tensor | None = None
-    batch_invariant: bool = False
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return ops.linear(x, self.weight, self.bias, self.batch_invariant)
-
-    def of_norm(self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-        """Return the product with the norm of ``x + residual``, and that sum."""
-        if not self.batch_invariant and (
-            both := ops.small_batch_norm_linear(x, residual, norm, eps, self.weight, self.bias)
-        ):
-            return both
-        normed, summed = ops.add_rms_norm(x, residual, norm, eps)
-        return self(normed), summed
-
-    def of_gated(self, gate_up: Tensor, activation: str) -> Tensor:
-        """Return the product with activation(gate) · up."""
-        few = None
-        if not self.batch_invariant:
-            few = ops.small_batch_gated_linear(gate_up, activation, self.weight, self.bias)
-        return self(ops.gated(gate_up, activation)) if few is None else few
-
-
-def load_linear(
-    weights: WeightSource, names: tuple[str, ...], outs: tuple[int, ...], width: int, bias: bool
-) -> Linear | QuantizedLinear:
+def load_linear(weights: WeightSource, names: tuple[str, ...], outs: tuple[int, ...], width: int, bias: bool) -> Linear:
     """Load matrices that read the same input, packed into one: their outputs lie beside each other."""
     added = _together(weights, [f"{name}.bias" for name in names], outs) if bias else None
     if weights.packed is not None and weights.is_packed(names[0]):
@@ -72,16 +40,14 @@ def load_linear(
     weight = _together(weights, [f"{name}.weight" for name in names], outs, width)
     if weights.linear.quantization is not None and not weights.linear.is_smoothed:
         return quantize(weight, added, weights.linear.quantization, weights.linear.batch_invariant)
-    return Linear(weight, added, weights.linear.batch_invariant)
+    return Linear(weight, added, batch_invariant=weights.linear.batch_invariant)
 
 
 def load_whole(weights: WeightSource, name: str, out: int, width: int) -> Tensor:
     """Load a matrix (out, width) whose numbers are needed themselves: unpacked, where the checkpoint has it packed."""
     if not weights.is_packed(name):
         return weights.get(f"{name}.weight", out, width)
-    product = load_linear(weights, (name,), (out,), width, False)
-    assert isinstance(product, QuantizedLinear)
-    return product.numbers()
+    return load_linear(weights, (name,), (out,), width, False).numbers()
 
 
 def _together(weights: WeightSource, names: list[str], outs: tuple[int, ...], *width: int) -> Tensor:

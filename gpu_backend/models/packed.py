@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.packed_format import PackedFormat
-from gpu_backend.models.quantization import FP8, GROUPS, QuantizedLinear, pack_int4
+from gpu_backend.models.quantization import FP8, GROUPS, Linear, pack_int4
 
 if TYPE_CHECKING:
     from gpu_backend.models.weights import WeightSource
@@ -24,7 +24,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs stands at each pl
 
 def load_packed(
     weights: WeightSource, names: tuple[str, ...], outs: tuple[int, ...], width: int, bias: Tensor | None
-) -> QuantizedLinear:
+) -> Linear:
     """Load matrices that read the same input, their outputs below each other. Raises ``UnsupportedModel``."""
     form = weights.packed
     assert form is not None
@@ -48,7 +48,7 @@ def load_packed(
         weight, from_ = (together ^ middle).view(torch.int8).contiguous(), from_ - middle
         if group == width and is_middle:
             spread_scales = spread_scales[:, 0].contiguous()
-    return QuantizedLinear(
+    return Linear(
         weight=weight,
         scales=spread_scales,
         bias=bias,
@@ -60,7 +60,7 @@ def load_packed(
 
 def load_rounded(
     weights: WeightSource, names: tuple[str, ...], outs: tuple[int, ...], width: int, bias: Tensor | None
-) -> QuantizedLinear:
+) -> Linear:
     """Load matrices that read the same input, their outputs below each other. Raises ``UnsupportedModel``."""
     form = weights.packed
     assert form is not None
@@ -70,10 +70,10 @@ def load_rounded(
         _scales(weights, form, f"{name}.{form.scales}", out, width) for name, out in zip(names, outs, strict=True)
     ]
     together = torch.cat([some.view(torch.uint8) for some in numbers]).view(dtype)  # float8 is not put together
-    return QuantizedLinear(
+    return Linear(
         together,
-        torch.cat(scales),
         bias,
+        torch.cat(scales),
         rounds_input=form.method == "w8a8",
         batch_invariant=weights.linear.batch_invariant,
     )

@@ -1,5 +1,6 @@
-# Weights of eight or four bits, made from a checkpoint's own while it is loaded: matrix by matrix, or, where outliers
-# are moved first, layer by layer, so that no more is ever there in full. Embeddings and the head stay as they are.
+# Matrix products, whose weights may be of eight or four bits: made from a checkpoint's own while it is loaded, matrix
+# by matrix, or, where outliers are moved first, layer by layer, so that no more is ever there in full. Embeddings and
+# the head stay as they are.
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ CLIPS = (
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizedLinear:
-    """A matrix product whose weights are kept in fused bits."""
+class Linear:
+    """A matrix product, with a bias or without; its weights may be kept in few bits."""
 
-    weight: Tensor  # fp8 or int8 (out, in), or int4 packed (out, in / 2)
-    scales: Tensor  # float32: (out,), or (out, groups) of inputs, as int4 always has
+    weight: Tensor  # (out, in), plain, fp8 or int8; or int4 packed (out, in / 2)
     bias: Tensor | None = None
+    scales: Tensor | None = None  # float32: (out,), or (out, groups) of inputs, as int4 always has; None: it is plain
     # (out, groups): what groups count from; uint8 of int4, whose None is 8, and int16 of int8, whose None is 0
     zeros: Tensor | None = None
     order: Tensor | None = None  # (in,): which input each column is for; None: its own
@@ -39,12 +40,14 @@ class QuantizedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x if self.order is None else x.index_select(1, self.order)
-        return ops.quantized_linear(
-            x, self.weight, self.scales, self.bias, self.zeros, self.rounds_input, self.batch_invariant
+        return ops.linear(
+            x, self.weight, self.bias, self.batch_invariant, self.scales, self.zeros, rounds_input=self.rounds_input
         )
 
     def numbers(self) -> Tensor:
-        """Return the weights (out, in) that are kept, float32."""
+        """Return the weights (out, in): those of few bits as float32."""
+        if self.scales is None:
+            return self.weight
         scales = self.scales[:, None] if self.scales.dim() == 1 else self.scales
         kept = reference.grouped_numbers(self.weight, scales, self.zeros)
         return kept if self.order is None else torch.empty_like(kept).index_copy_(1, self.order, kept)
@@ -68,10 +71,11 @@ class QuantizedLinear:
     @property
     def _reads_whole(self) -> bool:
         """Whether inputs may stay as they are: where rounding saves a small batch no time, nothing is rounded."""
-        return not (self.rounds_input or self.batch_invariant or self.scales.dim() > 1)
+        is_grouped = self.scales is not None and self.scales.dim() > 1
+        return not (self.rounds_input or self.batch_invariant or is_grouped)
 
 
-def quantize(weight: Tensor, bias: Tensor | None, method: str, batch_invariant: bool = False) -> QuantizedLinear:
+def quantize(weight: Tensor, bias: Tensor | None, method: str, batch_invariant: bool = False) -> Linear:
     """Return the product with its weights (out, in) rounded. Raises ``UnsupportedModel`` where they don't divide."""
     if method == "int4":
         group = next((size for size in GROUPS if weight.shape[1] % size == 0), None)
@@ -79,12 +83,12 @@ def quantize(weight: Tensor, bias: Tensor | None, method: str, batch_invariant: 
             raise UnsupportedModel(f"int4 needs inputs in groups of {GROUPS[-1]}; a matrix has {weight.shape[1]}")
         numbers, scales = _round_to_int4(weight, group)
         packed = pack_int4(numbers + 8, group)
-        return QuantizedLinear(packed, scales, bias, batch_invariant=batch_invariant)
+        return Linear(packed, bias, scales, batch_invariant=batch_invariant)
     most = MOST_FP8 if method == "fp8" else 127.0
     scales = _largest(weight, 1) / most
     scaled = weight.float() / scales[:, None]
     rounded = scaled.clamp(-most, most).to(FP8) if method == "fp8" else scaled.round().to(torch.int8)
-    return QuantizedLinear(rounded, scales, bias, rounds_input=method == "w8a8", batch_invariant=batch_invariant)
+    return Linear(rounded, bias, scales, rounds_input=method == "w8a8", batch_invariant=batch_invariant)
 
 
 def pack_int4(numbers: Tensor, group: int) -> Tensor:

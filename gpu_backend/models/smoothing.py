@@ -16,8 +16,8 @@ from torch import Tensor
 from gpu_backend.kernels import reference
 from gpu_backend.kernels.reference_attention import dot_products
 from gpu_backend.models.layers import Attention, Decoder, DecoderLayer, Mlp
-from gpu_backend.models.linear import Linear, Product
-from gpu_backend.models.quantization import QuantizedLinear, quantize
+from gpu_backend.models.linear import Product
+from gpu_backend.models.quantization import Linear, quantize
 from gpu_backend.models.rope import RopeTable
 
 TOKENS = 256  # from all over the vocabulary
@@ -75,7 +75,7 @@ def smooth(layer: DecoderLayer, passage: Passage, method: str) -> tuple[DecoderL
 def rounded(layer: DecoderLayer, method: str) -> DecoderLayer:
     """Return a layer of plain weights with them rounded."""
 
-    def product(linear: Product) -> QuantizedLinear:
+    def product(linear: Product) -> Linear:
         plain = _plain(linear)
         return quantize(plain.weight, plain.bias, method, plain.batch_invariant)
 
@@ -120,6 +120,7 @@ def _divided(norm: Tensor | None, factors: Tensor) -> Tensor | None:
 def _rounding_error(x: Tensor, weight: Tensor, factors: Tensor, method: str) -> float:
     """Return ‖product of what was rounded − product‖²."""
     kept = quantize(weight * factors.to(weight), None, method)
+    assert kept.scales is not None
     out = reference.quantized_linear(x.float() / factors, kept.weight, kept.scales, None, None, kept.rounds_input)
     return (out - F.linear(x.float(), weight.float())).square().sum().item()
 
@@ -180,5 +181,5 @@ def _attention_of(layer: DecoderLayer) -> Attention:
 
 
 def _plain(product: Product) -> Linear:
-    assert isinstance(product, Linear), "weights are rounded once"
+    assert isinstance(product, Linear) and product.scales is None, "weights are rounded once"
     return product

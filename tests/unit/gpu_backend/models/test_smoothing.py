@@ -14,7 +14,7 @@ from gpu_backend.demo_model import CHECKPOINT
 from gpu_backend.models.config.model import load_model_config
 from gpu_backend.models.layers import Decoder, DecoderLayer
 from gpu_backend.models.llama import load_model
-from gpu_backend.models.quantization import QuantizedLinear
+from gpu_backend.models.quantization import Linear
 from gpu_backend.models.shards import ShardedWeights, config_of_rank, stage_of
 from gpu_backend.models.smoothing import begin_passage, find_factors, smooth
 from gpu_backend.models.weights import Checkpoint, LinearOptions
@@ -113,9 +113,9 @@ def source(folder: Path, method: str) -> Checkpoint:
 
 def tensors_of(layer: DecoderLayer) -> list[torch.Tensor]:
     products = (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
-    assert all(isinstance(product, QuantizedLinear) for product in products)
+    assert all(product.scales is not None for product in products)
     norms = [layer.attention_norm, layer.mlp_norm]
-    return norms + [some for it in products if isinstance(it, QuantizedLinear) for some in (it.weight, it.scales)]
+    return norms + [some for it in products if isinstance(it, Linear) for some in (it.weight, it.scales)]
 
 
 def logits_of(model: Decoder) -> torch.Tensor:
