@@ -5,15 +5,14 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 
 from gpu_backend.kv_cache.block_log import BlockLog
-from gpu_backend.kv_cache.host_tier import HostTier
-from gpu_backend.kv_cache.tenant_cache import TenantCache
+from gpu_backend.kv_cache.block_pool import BlockPool, NamedBlock
 from gpu_backend.step.plan import BlockCopy
 
 SHARED = "(shared)"  # the owner of the blocks of declared beginnings; no team id has brackets
@@ -25,16 +24,6 @@ class Allocation:
 
     block_table: tuple[int, ...]
     num_cached: int
-
-
-@dataclass(slots=True)
-class _Named:
-    """A full block that can be found by its key."""
-
-    key: bytes
-    block: int
-    tenant: str
-    again: bool  # whether its key ever came back
 
 
 class BlockManager:
@@ -67,26 +56,24 @@ class BlockManager:
         # Leading tokens of each block that the draft model has computed too; what it computed is its owner's to know.
         self.num_drafted = [0] * num_blocks
         self._references = [0] * num_blocks
-        self._free = deque(range(num_blocks))
-        self._evictable = TenantCache(num_protected, clock)
-        self.host = HostTier(num_host_blocks, num_protected * num_host_blocks // num_blocks, clock, log)
+        self.device = BlockPool(num_blocks, num_protected, clock, "GPU", log)
+        # A key is on the device or on the host, never on both; there nothing that has a name is in use.
+        self.host = BlockPool(num_host_blocks, num_protected * num_host_blocks // num_blocks, clock, "CPU", log)
         self._copies: list[BlockCopy] = []
-        self._by_key: dict[bytes, _Named] = {}
-        self._by_block: dict[int, _Named] = {}
 
     @property
     def num_available(self) -> int:
         """Unused blocks: free and evictable ones."""
-        return len(self._free) + len(self._evictable)
+        return self.device.num_available
 
     @property
     def num_in_use(self) -> int:
         """Blocks that some sequence references."""
-        return self.num_blocks - self.num_available
+        return self.num_blocks - self.device.num_available
 
     def available_to(self, tenant: str) -> int:
         """Blocks that can be handed out to a tenant: all but those in use and those kept for others."""
-        return len(self._free) + self._evictable.available_to(tenant)
+        return self.device.available_to(tenant)
 
     def blocks_for(self, num_tokens: int) -> int:
         """How many blocks hold that many tokens."""
@@ -97,17 +84,18 @@ class BlockManager:
 
         Only what changed since is looked at, so a gap that came in between goes unseen: a guide, and no promise.
         """
-        while last < len(hashes) and (hashes[last] in self._by_key or hashes[last] in self.host):
+        device, host = self.device.by_key, self.host.by_key
+        while last < len(hashes) and (hashes[last] in device or hashes[last] in host):
             last += 1
-        while last and not (hashes[last - 1] in self._by_key or hashes[last - 1] in self.host):
+        while last and not (hashes[last - 1] in device or hashes[last - 1] in host):
             last -= 1
         return last
 
     def note_request(self, tenant: str, weight: float) -> None:
         """Tell that a tenant has work: until it has had none for ten minutes, its part of the cache is its own."""
-        self._evictable.touch(tenant, weight)
+        self.device.resting.touch(tenant, weight)
         if self.host.num_blocks:
-            self.host.note_request(tenant, weight)
+            self.host.resting.touch(tenant, weight)
 
     def allocate_table(
         self, hashes: SequenceOf[bytes], num_blocks: int, headroom: int = 0, tenant: str = ""
@@ -116,28 +104,27 @@ class BlockManager:
 
         There is room if ``headroom`` blocks would still be available to the tenant afterwards.
         """
+        device = self.device
         keys = self._known(hashes[:num_blocks])
-        found = [self._by_key[key] for key in keys if key in self._by_key]
+        found = [device.by_key[key] for key in keys if key in device]
         resting = [named for named in found if self._references[named.block] == 0]
-        for owner, group in groupby(resting, _owner):
-            self._evictable.remove(owner, [named.key for named in group])
-        if self.available_to(tenant) - (num_blocks - len(found)) < headroom:
-            self._rest(reversed(resting))
+        device.wake(resting)
+        if device.available_to(tenant) - (num_blocks - len(found)) < headroom:
+            device.rest(reversed(resting))
             return None
         for named in found:
             self._references[named.block] += 1
             named.again = True
         if keys and keys[0] in self.shared:
             self.note_request(SHARED, 1.0)
-        fetched = [key for key in keys if key not in self._by_key] if len(found) < len(keys) else []
-        on_host = self.host.take(fetched)
+        on_host = self.host.withdraw([self.host.by_key[key] for key in keys if key not in device])
         fresh = self._take(num_blocks - len(found), tenant)
-        for key, there, block in zip(fetched, on_host, fresh, strict=False):
+        for there, block in zip(on_host, fresh, strict=False):
             self._copies.append(BlockCopy(there.block, block, to_host=False))
-            self._evictable.recall(there.tenant, key)
-            self._name(key, block, there.tenant, again=True)
-        self.host.free(there.block for there in on_host)
-        table = [self._by_key[key].block for key in keys]
+            device.resting.recall(there.tenant, there.key)
+            device.name(there.key, block, there.tenant, again=True)
+        self.host.free([there.block for there in on_host])
+        table = [device.by_key[key].block for key in keys]
         return Allocation((*table, *fresh[len(on_host) :]), len(keys))
 
     def allocate_block(self, tenant: str = "") -> int | None:
@@ -146,23 +133,22 @@ class BlockManager:
 
     def publish(self, block: int, block_hash: bytes, tenant: str = "") -> None:
         """Let others find a full, computed block by its hash; of two equal ones that in use stays known."""
-        if block in self._by_block:
+        device = self.device
+        if block in device.by_block:
             return
-        known = self._by_key.get(block_hash)
+        known = device.by_key.get(block_hash)
         if known is not None:
             if self._references[known.block]:
                 return
-            self._evictable.remove(known.tenant, [known.key])
-            self._forget(known)
-            self._free.append(known.block)
+            device.drop([known])
         owner = SHARED if block_hash in self.shared else tenant
-        again = self._evictable.recall(owner, block_hash) or known is not None
+        again = device.resting.recall(owner, block_hash) or known is not None
         if self.host.num_blocks:
-            again = self.host.recall(owner, block_hash) or again
+            again = self.host.resting.recall(owner, block_hash) or again
             if block_hash in self.host:  # what came before it was not, so it could not be used
-                self.host.free(there.block for there in self.host.take([block_hash]))
+                self.host.drop([self.host.by_key[block_hash]])
                 again = True
-        self._name(block_hash, block, owner, again)
+        device.name(block_hash, block, owner, again)
 
     def hold(self, block_table: SequenceOf[int]) -> None:
         """Take one more reference to blocks that are in use."""
@@ -177,27 +163,24 @@ class BlockManager:
             self._references[block] -= 1
             assert self._references[block] >= 0, f"block {block} was released more often than it was taken"
             if self._references[block] == 0:
-                named = self._by_block.get(block)
+                named = self.device.by_block.get(block)
                 if named is None:
-                    self._free.append(block)
+                    self.device.free((block,))
                 else:
                     resting.append(named)
-        self._rest(resting)
+        self.device.rest(resting)
 
     def forget(self, block_table: SequenceOf[int]) -> None:
         """Drop these blocks from the prefix cache: what they hold cannot be trusted. Call it before ``release``."""
         for block in block_table:
-            if block in self._by_block:
-                self._forget(self._by_block[block])
+            if block in self.device.by_block:
+                self.device.forget(self.device.by_block[block])
 
     def clear(self) -> None:
         """Forget all that is cached, on the device and on the host. Nothing may be in use."""
         assert not self.num_in_use, "a block is in use"
-        for named in list(self._by_key.values()):
-            self._evictable.remove(named.tenant, [named.key])
-            self._forget(named)
-            self._free.append(named.block)
-        self.host.clear()
+        for pool in (self.device, self.host):
+            pool.drop(pool.by_key.values())
         self._copies.clear()
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
@@ -209,22 +192,22 @@ class BlockManager:
     def invalidate_copies(self, copies: Iterable[BlockCopy]) -> None:
         """Drop from the prefix cache what these copies may not have brought."""
         for copy in copies:
-            if copy.to_host:
-                self.host.forget(copy.target)
-            elif named := self._by_block.get(copy.target):
-                self._forget(named)
-                if self._references[copy.target] == 0:
-                    self._evictable.remove(named.tenant, [named.key])
-                    self._free.append(copy.target)
+            pool = self.host if copy.to_host else self.device
+            if (named := pool.by_block.get(copy.target)) is None:
+                continue
+            if copy.to_host or not self._references[copy.target]:
+                pool.drop([named])
+            else:
+                pool.forget(named)
 
     def swap_out(self, block_table: SequenceOf[int], tenant: str = "") -> tuple[int, ...] | None:
         """Release a table, copied to host blocks, which are returned; None, and nothing done, without room.
 
         What no other sequence uses is not found until it comes back: else its eviction would copy it once more.
         """
-        held = self.host.reserve(len(block_table), tenant)
-        if held is None:
+        if self.host.available_to(tenant) < len(block_table):
             return None
+        held, _ = self.host.take(len(block_table), tenant)
         self.forget([b for b in block_table if self._references[b] == 1 and self._belongs_to_tenant(b)])
         self._copies += [BlockCopy(*pair, to_host=True) for pair in zip(block_table, held, strict=True)]
         self.release(block_table)
@@ -246,34 +229,24 @@ class BlockManager:
 
     def check(self, block_tables: Iterable[SequenceOf[int]], swapped: Iterable[SequenceOf[int]] = ()) -> None:
         """Assert that the accounting adds up, and that exactly these tables are out, on the device and on the host."""
-        self._evictable.check()
-        self.host.check(block for held_blocks in swapped for block in held_blocks)
-        assert not any(key in self.host for key in self._by_key), "a key is on the device and on the host"
+        on_host = [block for held_blocks in swapped for block in held_blocks]
+        self.host.check(on_host)
+        assert self.host.by_block.keys().isdisjoint(on_host), "a block of a sequence on the host can be found"
+        assert self.host.by_key.keys().isdisjoint(self.device.by_key), "a key is on the device and on the host"
         held = Counter(block for table in block_tables for block in table)
         assert all(self._references[block] == held[block] for block in range(self.num_blocks)), "references differ"
-        free, evictable = set(self._free), {self._by_key[key].block for key in self._evictable}
-        assert len(free) == len(self._free), "a block is free twice"
-        assert not free & evictable and not (free | evictable) & set(held), "a block is in two states"
-        assert len(free) + len(evictable) + len(held) == self.num_blocks, "a block is lost"
-        assert not free & self._by_block.keys(), "a free block can be found"
-        assert {n.key: n.block for n in self._by_key.values()} == {n.key: n.block for n in self._by_block.values()}, (
-            "the two indexes differ"
-        )
+        self.device.check(held)
 
     def _belongs_to_tenant(self, block: int) -> bool:
-        named = self._by_block.get(block)
+        named = self.device.by_block.get(block)
         return named is not None and named.tenant != SHARED
 
     def _known(self, hashes: SequenceOf[bytes]) -> list[bytes]:
         """Return the leading hashes whose blocks are on the device or the host."""
-        return list(takewhile(lambda key: key in self._by_key or key in self.host, hashes))
+        return list(takewhile(lambda key: key in self.device or key in self.host, hashes))
 
     def _take(self, count: int, tenant: str) -> list[int]:
-        taken = [self._free.popleft() for _ in range(min(count, len(self._free)))]
-        evicted = [self._by_key[key] for key in self._evictable.evict_for(tenant, count - len(taken))]
-        for named in evicted:
-            taken.append(named.block)
-            self._forget(named)
+        taken, evicted = self.device.take(count, tenant)
         if self.host.num_blocks:
             self._send_to_host(evicted)
         for block in taken:
@@ -281,27 +254,17 @@ class BlockManager:
             self.num_drafted[block] = 0
         return taken
 
-    def _send_to_host(self, evicted: list[_Named]) -> None:
-        for owner, group in groupby(evicted, _owner):
+    def _send_to_host(self, evicted: list[NamedBlock]) -> None:
+        """Keep evicted blocks there; where there is not room for all of a tenant's, the last of them."""
+        host = self.host
+        for tenant, group in groupby(evicted, lambda named: named.tenant):
             own = list(group)
-            places = self.host.keep(owner, [(named.key, named.again) for named in own])
-            kept = own[len(own) - len(places) :]
-            self._copies += [BlockCopy(named.block, place, True) for named, place in zip(kept, places, strict=True)]
-
-    def _rest(self, resting: Iterable[_Named]) -> None:
-        for owner, group in groupby(resting, _owner):
-            self._evictable.add(owner, [(named.key, named.again) for named in group])
-
-    def _name(self, key: bytes, block: int, owner: str, again: bool) -> None:
-        self._by_key[key] = self._by_block[block] = _Named(key, block, owner, again)
-        if self.log is not None:
-            self.log.add(key, "GPU")
-
-    def _forget(self, named: _Named) -> None:
-        del self._by_key[named.key], self._by_block[named.block]
-        if self.log is not None:
-            self.log.remove(named.key, "GPU")
-
-
-def _owner(named: _Named) -> str:
-    return named.tenant
+            kept = own[max(0, len(own) - host.available_to(tenant)) :]
+            places, _ = host.take(len(kept), tenant)
+            host.rest(
+                [
+                    host.name(one.key, place, tenant, one.again or host.resting.recall(tenant, one.key))
+                    for one, place in zip(kept, places, strict=True)
+                ]
+            )
+            self._copies += [BlockCopy(one.block, place, True) for one, place in zip(kept, places, strict=True)]

@@ -251,7 +251,7 @@ def run(
     assert not graphs["cuda_graphs"] or (loop.runner.graphs is not None and loop.runner.graphs._graphs)
     assert loop.scheduler.running.num_swapped == (loop.scheduler.running.num_preempted if "swap" in engine else 0)
     assert loop.scheduler.tables.prompt_tokens_found > 0
-    assert loop.blocks.host.num_cached > 0
+    assert len(loop.blocks.host.resting) > 0
     assert loop.scheduler.speculator is None or loop.scheduler.speculator.num_held > 0
     return answers, loop.scheduler.running.num_preempted
 

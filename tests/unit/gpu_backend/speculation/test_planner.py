@@ -190,7 +190,7 @@ def test_rejected_drafts_are_never_cached() -> None:
 
     assert loop.scheduler.speculator is not None
     assert 0 < loop.scheduler.speculator.num_held < loop.scheduler.speculator.num_draft_tokens
-    assert len(loop.blocks._by_key) == 5 + 22
+    assert len(loop.blocks.device.by_key) == 5 + 22
     again = answer_all(loop, [greedy("y", (*range(5), *expected), 1)])["y", 0]
     assert again.events[0].cached_tokens == 5 + 22
 
