@@ -38,6 +38,7 @@ from gpu_backend.step.messages import (
     Generate,
     LoadAdapter,
     LoadReport,
+    NewTokens,
     Sleep,
     SleepAnswer,
     UnloadAdapter,
@@ -100,6 +101,8 @@ class EngineLoop:
         self._meter = LoadMeter(clock())
         self._output_processor = OutputProcessor(config, self.scheduler, self._meter, clock)
         self._ids = count(1)
+        # Replies of requests that are in no queue yet: they wait for a grammar, or for blocks of another engine.
+        self._pending: dict[str, list[Sequence]] = {}
         self._grammars = GrammarQueue(None) if grammars is None else grammars
         self._adapters = adapters
         self._transfers: Transfers | None = None
@@ -140,11 +143,8 @@ class EngineLoop:
                 return self._take(command)
             case Abort(request_id, reply_index):
                 leaving = self.scheduler.replies.of(request_id, reply_index)
-                waiting = self._grammars.abort(request_id, reply_index)
-                if self._transfers is not None:
-                    waiting += self._transfers.abort(request_id, reply_index)
                 aborted = [self._output_processor.finish(sequence, FinishReason.ABORT) for sequence in leaving]
-                return [*aborted, *waiting, *self._rest_if_empty()]
+                return [*aborted, *self._abort_pending(request_id, reply_index), *self._rest_if_empty()]
             case LoadAdapter(adapter):
                 assert self._adapters is not None, "an engine without room for adapters is asked for none"
                 self._adapters.let_go(self._used_adapters)  # one may have been unloaded just before
@@ -224,7 +224,7 @@ class EngineLoop:
             return refusal(command, "the engine is draining; send this to another replica")
         if self._is_asleep:
             return refusal(command, "the engine sleeps; wake it, or send this to another replica")
-        if self._is_known(command.request_id):
+        if command.request_id in self._pending or self.scheduler.replies.of(command.request_id):
             return refusal(command, f"request id {command.request_id!r} is already in use")
         if problem := find_problem(command, self._limits):
             return refusal(command, problem)
@@ -233,22 +233,32 @@ class EngineLoop:
         if refused := refuse_on_arrival(command, self.scheduler, self._steps):
             return [refused]
         replies = make_sequences(command, self._limits, self._ids, self._clock(), self._meter.steps)
+        self._pending[command.request_id] = replies
         if isinstance(command, Generate) and self._transfers is not None and self._transfers.add(command, replies):
             return []
         self._let_wait(command, replies)
         return []
-
-    def _is_known(self, request_id: str) -> bool:
-        if self.scheduler.replies.of(request_id) or request_id in self._grammars:
-            return True
-        return self._transfers is not None and request_id in self._transfers
 
     def _let_wait(self, command: Generate | Embed, replies: list[Sequence]) -> None:
         """Let a request wait for its grammar, if it has one, and then for its turn."""
         if isinstance(command, Generate) and command.sampling.grammar is not None:
             self._grammars.add(command, replies)
         else:
-            self.scheduler.add(replies)
+            self._queue(command, replies)
+
+    def _queue(self, command: Generate | Embed, replies: list[Sequence]) -> None:
+        del self._pending[command.request_id]
+        self.scheduler.add(replies)
+
+    def _abort_pending(self, request_id: str, reply_index: int | None) -> list[Event]:
+        """Let a request go that is in no queue yet, or one of its replies; return their last events."""
+        replies = self._pending.get(request_id, [])
+        leaving = [reply for reply in replies if reply_index in (None, reply.reply_index)]
+        for reply in leaving:
+            replies.remove(reply)
+        if not replies:
+            self._pending.pop(request_id, None)
+        return [NewTokens(request_id, reply.reply_index, (), finish_reason=FinishReason.ABORT) for reply in leaving]
 
     def _take_pulled(self) -> None:
         """Queue the requests whose blocks came from another engine, or will not; without other work, wait a moment."""
@@ -267,7 +277,7 @@ class EngineLoop:
         return self._adapters.advance(PATIENCE if not self.scheduler.replies else 0.0)
 
     def _used_adapters(self) -> set[int]:
-        replies = chain(self.scheduler.replies, self._grammars, self._transfers or ())
+        replies = chain(self.scheduler.replies, *self._pending.values())
         return {reply.request.adapter.number for reply in replies if reply.request.adapter is not None}
 
     def _take_compiled(self) -> list[Event]:
@@ -275,9 +285,10 @@ class EngineLoop:
         answers: list[Event] = []
         for command, replies, problem in self._grammars.compiled(PATIENCE if not self.scheduler.replies else 0.0):
             if problem is not None:
+                del self._pending[command.request_id]
                 answers += refusal(command, problem, is_bad_grammar=True)
                 continue
-            self.scheduler.add(replies)
+            self._queue(command, replies)
             if command.resume_token_ids and (constraint := replies[0].constraint) and constraint.is_complete:
                 answers.append(self._output_processor.finish(replies[0], FinishReason.STOP))
         return answers

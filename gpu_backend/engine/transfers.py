@@ -6,13 +6,13 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
 from gpu_backend.kv_transfer.seam import Described, Ended, Freed, KvTransfer
 from gpu_backend.scheduling.scheduler import Scheduler
-from gpu_backend.step.messages import Event, FinishReason, Generate, NewTokens
+from gpu_backend.step.messages import Generate
 from gpu_backend.step.sequence import Sequence
 from gpu_backend.step.transfer import HeldBlocks
 
@@ -32,7 +32,7 @@ class _Coming:
 
     command: Generate
     leader: Sequence
-    replies: list[Sequence]  # those that were aborted, or wait no longer, are gone
+    replies: list[Sequence]  # the caller's: those that were aborted are gone
     until: float  # clock reading
     first: int
     num_offered: int = 0  # 0: it is not known yet
@@ -55,13 +55,6 @@ class Transfers:
         self._tickets = count(1)
         self._counts: Counter[str] = Counter()
         self._problems: set[str] = set()
-
-    def __contains__(self, request_id: str) -> bool:
-        return any(coming.command.request_id == request_id and coming.replies for coming in self._coming.values())
-
-    def __iter__(self) -> Iterator[Sequence]:
-        for coming in self._coming.values():
-            yield from coming.replies
 
     def has_work(self) -> bool:
         """Whether requests wait here, or blocks are to be taken back."""
@@ -110,19 +103,6 @@ class Transfers:
         self._transfer.describe(ticket, command.remote, tables.salt_of(leader), hashes[first:])
         return True
 
-    def abort(self, request_id: str, reply_index: int | None) -> list[Event]:
-        """Let a waiting request go, or one of its replies; return their last events."""
-        events: list[Event] = []
-        for ticket, coming in self._coming.items():
-            if coming.command.request_id != request_id:
-                continue
-            for reply in [r for r in coming.replies if reply_index in (None, r.reply_index)]:
-                coming.replies.remove(reply)
-                events.append(NewTokens(request_id, reply.reply_index, (), finish_reason=FinishReason.ABORT))
-            if not coming.replies:
-                self._give_up(ticket, coming)
-        return events
-
     def advance(self, patience: float) -> list[Ready]:
         """Give room to what comes, take back what is done; return the requests that wait no longer.
 
@@ -140,14 +120,14 @@ class Transfers:
                     ready += self._finish(event)
         now = self._clock()
         for ticket, coming in self._coming.items():
-            if coming.num_offered and ticket not in self._scheduler.tables.apart and not coming.is_given_up:
-                self._make_room(ticket, coming)
-            if now >= coming.until:
+            if now >= coming.until or not coming.replies:
                 self._give_up(ticket, coming)
                 if coming.replies and ticket not in self._scheduler.tables.apart:
                     # Its thread may be held up by a connection that does not come about, or not have begun.
                     ready.append((coming.command, coming.replies))
                     coming.replies = []
+            elif coming.num_offered and ticket not in self._scheduler.tables.apart and not coming.is_given_up:
+                self._make_room(ticket, coming)
         return ready
 
     def begin_pulls(self) -> None:

@@ -80,7 +80,7 @@ class BlockPool:
         return named
 
     def forget(self, named: NamedBlock) -> None:
-        """Let a block be found no more, whoever has it."""
+        """Let a block be found no more, in use or not."""
         del self.by_key[named.key], self.by_block[named.block]
         if self._log is not None:
             self._log.remove(named.key, self._medium)

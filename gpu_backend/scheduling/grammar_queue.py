@@ -8,13 +8,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
 from gpu_backend.step.grammar import TOO_SLOW, BadGrammar, Constraint, GrammarCompiler
-from gpu_backend.step.messages import Event, FinishReason, Generate, NewTokens
+from gpu_backend.step.messages import Generate
 from gpu_backend.step.sequence import Sequence
 
 NOT_HERE = "this engine was started without a tokenizer for grammars"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Compiling:
     command: Generate
     replies: list[Sequence]
@@ -22,21 +22,17 @@ class _Compiling:
 
 
 class GrammarQueue:
-    """Owns the sequences of requests whose grammars are being compiled. Without a compiler, it refuses them."""
+    """Keeps requests whose grammars are being compiled; without a compiler, it refuses them.
+
+    The caller owns their lists of replies: a request that has none left is forgotten.
+    """
 
     def __init__(self, compiler: GrammarCompiler | None) -> None:
         self._compiler = compiler
-        self._waiting: dict[str, _Compiling] = {}
+        self._waiting: list[_Compiling] = []
 
     def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._waiting
-
-    def __iter__(self) -> Iterator[Sequence]:
-        for waiting in self._waiting.values():
-            yield from waiting.replies
+        return sum(bool(waiting.replies) for waiting in self._waiting)
 
     def add(self, command: Generate, replies: list[Sequence]) -> None:
         """Keep a request until its grammar is compiled."""
@@ -46,30 +42,20 @@ class GrammarQueue:
         else:
             compiled = Future()
             compiled.set_exception(BadGrammar(NOT_HERE))
-        self._waiting[command.request_id] = _Compiling(command, replies, compiled)
-
-    def abort(self, request_id: str, reply_index: int | None) -> list[Event]:
-        """Let a waiting request go, or one of its replies; return their last events."""
-        waiting = self._waiting.get(request_id)
-        if waiting is None:
-            return []
-        leaving = [reply for reply in waiting.replies if reply_index in (None, reply.reply_index)]
-        for reply in leaving:
-            waiting.replies.remove(reply)
-        if not waiting.replies:
-            del self._waiting[request_id]
-        return [NewTokens(request_id, reply.reply_index, (), finish_reason=FinishReason.ABORT) for reply in leaving]
+        self._waiting.append(_Compiling(command, replies, compiled))
 
     def compiled(self, patience: float) -> Iterator[tuple[Generate, list[Sequence], str | None]]:
         """Take out the requests that are ready, each with what is wrong with its grammar, if anything is.
 
         Waits at most ``patience`` seconds for the first of them.
         """
-        if self._waiting and patience:
-            wait([waiting.grammar for waiting in self._waiting.values()], patience, FIRST_COMPLETED)
-        for waiting in [some for some in self._waiting.values() if some.grammar.done()]:
-            del self._waiting[waiting.command.request_id]
-            yield waiting.command, waiting.replies, _constrain(waiting)
+        waiting = [each for each in self._waiting if each.replies]
+        if waiting and patience:
+            wait([each.grammar for each in waiting], patience, FIRST_COMPLETED)
+        ready = [each for each in waiting if each.grammar.done()]
+        self._waiting = [each for each in waiting if each not in ready]
+        for each in ready:
+            yield each.command, each.replies, _constrain(each)
 
 
 def _constrain(waiting: _Compiling) -> str | None:
