@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,7 @@ from msgspec import Meta, Raw, Struct, field
 
 from protocol.decoding import MAX_VALUES, has_more_values
 from protocol.errors import invalid_value
+from protocol.media.audio import is_plain
 from protocol.usage import Usage
 
 # What one request may hold: several times more than any model reads, and few enough to be translated in half a second.
@@ -75,11 +77,31 @@ class FilePart(Struct, frozen=True, tag="file", omit_defaults=True):
     cache_control: CacheControl | None = None
 
 
+class AudioData(Struct, frozen=True):
+    """What is heard: a recording that comes along in base64."""
+
+    data: Annotated[str, Meta(pattern="^[A-Za-z0-9+/]+={0,2}$")]
+    format: Literal["wav", "mp3"]
+
+    def __post_init__(self) -> None:
+        if not is_plain(self.bytes):
+            raise ValueError("a recording is a WAV or an MP3, in base64")
+
+    @property
+    def bytes(self) -> bytes:
+        """The file."""
+        return b64decode(self.data[: len(self.data) // 4 * 4])
+
+
+class AudioPart(Struct, frozen=True, tag="input_audio"):
+    input_audio: AudioData
+
+
 class RefusalPart(Struct, frozen=True, tag="refusal", omit_defaults=True):
     refusal: str
 
 
-ContentPart = TextPart | ImagePart | FilePart | RefusalPart
+ContentPart = TextPart | ImagePart | FilePart | AudioPart | RefusalPart
 PDF = "data:application/pdf;base64,"  # begins the data URL of one
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from protocol.chat import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, JsonObjectFormat, TextFormat
+from protocol.chat import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, AudioData, JsonObjectFormat, TextFormat
 
 ItemStatus = Literal[
     "in_progress", "completed", "incomplete", "searching", "interpreting", "generating", "calling", "failed"
@@ -41,6 +41,10 @@ class InputFile(Struct, frozen=True, tag="input_file", omit_defaults=True):
     prompt_cache_breakpoint: CacheMark = None
 
 
+class InputAudio(Struct, frozen=True, tag="input_audio"):
+    input_audio: AudioData
+
+
 class OutputText(Struct, frozen=True, tag="output_text", omit_defaults=True):
     """What a model said before, sent back. Its annotations are told to an upstream of this API alone, its scores to
     none."""
@@ -61,7 +65,7 @@ class SummaryText(Struct, frozen=True, tag="summary_text"):
     text: str
 
 
-ItemPart = InputText | InputImage | InputFile | OutputText | OutputRefusal | ReasoningText
+ItemPart = InputText | InputImage | InputFile | InputAudio | OutputText | OutputRefusal | ReasoningText
 ItemContent = str | Annotated[tuple[ItemPart, ...], Meta(max_length=MOST_PARTS)] | None
 
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from protocol.chat import (
     PDF,
+    AudioPart,
     ChatRequest,
     ContentPart,
     FilePart,
@@ -52,6 +53,7 @@ from protocol.responses import (
     CustomChoice,
     FileSearchChoice,
     FunctionChoice,
+    InputAudio,
     InputFile,
     InputImage,
     InputItem,
@@ -184,7 +186,7 @@ class _Turns:
         parts = _parts(item.output, f"{where}.output")
         words = tuple(part for part in parts if isinstance(part, TextPart))
         self._messages.append(Message("tool", words or "", tool_call_id=item.call_id))
-        self._shown += [part for part in parts if isinstance(part, ImagePart | FilePart)]
+        self._shown += [part for part in parts if isinstance(part, ImagePart | FilePart | AudioPart)]
 
     def _show(self) -> None:
         if self._shown:
@@ -225,6 +227,8 @@ def _parts(content: ItemContent, where: str, *, is_said: bool = False) -> tuple[
                 raise invalid_param(f"{where}[{place}].image_url", words)
             case InputFile() if not is_said:
                 parts.append(FilePart(PdfFile(_pdf(part, f"{where}[{place}]"), part.filename)))
+            case InputAudio(recording) if not is_said:
+                parts.append(AudioPart(recording))
             case _:
                 kind = type(part).__struct_config__.tag
                 raise invalid_param(f"{where}[{place}].type", f"A part of type '{kind}' has no place in this item.")

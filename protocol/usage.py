@@ -43,7 +43,7 @@ class Usage(Struct, frozen=True, omit_defaults=True):
     audio_seconds: int = 0  # of recordings that were written down
     file_searches: int = 0  # in files that lie at the upstream, made there for the model
     containers: int = 0  # in which the model's code ran at the upstream
-    # Of a conversation by voice:
+    # Of recordings, and of a conversation by voice:
     audio_input_tokens: int = 0  # parts of ``input_tokens``,
     cached_audio_tokens: int = 0  # of these, and of ``cached_input_tokens``
     image_input_tokens: int = 0

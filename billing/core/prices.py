@@ -39,7 +39,8 @@ class Rates(Struct, frozen=True, kw_only=True):
     cache_write: NanoDollars | None = None  # kept for five minutes,
     cache_write_1h: NanoDollars | None = None  # or for an hour: ``kept_an_hour`` has it in the place of the other
     reasoning: NanoDollars | None = None
-    # Of a conversation by voice; ``None``: as words. What was cached without a price of its own costs what is not.
+    # Of what is heard, seen by voice and said aloud; ``None``: as words. What was cached without a price of its own
+    # costs what is not.
     audio_input: NanoDollars | None = None
     cached_audio: NanoDollars | None = None
     image_input: NanoDollars | None = None
@@ -48,14 +49,13 @@ class Rates(Struct, frozen=True, kw_only=True):
 
     @property
     def dearest_input(self) -> int:
-        """What a token of the prompt costs at the most, whichever kind it turns out to be."""
-        words = max(self.input, self.cached_input or 0, self.cache_write or 0)
-        return max(words, self.audio_input or 0, self.cached_audio or 0, self.image_input or 0, self.cached_image or 0)
+        """What a token of the prompt costs at the most that is neither heard nor seen by voice."""
+        return max(self.input, self.cached_input or 0, self.cache_write or 0)
 
     @property
     def dearest_output(self) -> int:
-        """What a token of the answer costs at the most."""
-        return max(self.output, self.reasoning or 0, self.audio_output or 0)
+        """What a token of the answer costs at the most that is not said aloud."""
+        return max(self.output, self.reasoning or 0)
 
 
 class PriceStep(Rates, frozen=True, kw_only=True):
@@ -187,8 +187,8 @@ def most_cost(most: Usage, price: Price, *, batch: bool = False, at: float | Non
     """Return nano-dollars that no usage within ``most`` exceeds: what a hold must cover.
 
     Within: a prompt of any length up to ``most.input_tokens``, in parts of any kind, and an answer up to
-    ``most.output_tokens``. A longer prompt need not be the dearer one, where a step lowers a price. ``at`` as in
-    ``cost_of``; unsaid, the dearest of all announced changes counts.
+    ``most.output_tokens``, with as many media tokens as ``most`` has. A longer prompt need not be the dearer one, where
+    a step lowers a price. ``at`` as in ``cost_of``; unsaid, the dearest of all announced changes counts.
     """
     discount = price.batch_discount if batch else 1.0
     if price.later:
@@ -282,10 +282,25 @@ def price_at(price: Price, moment: float) -> Price:
 def _most_per_million(most: Usage, price: Price) -> int:
     requests = 1 + most.extra_requests  # each of them with the same prompt
     prompt, made = -(-most.input_tokens // requests), most.output_tokens
-    reached = _reachable(prompt, price) if price.steps else ((price, prompt),)
+    reached = tuple(_reachable(prompt, price)) if price.steps else ((price, prompt),)
     dearest = max([prompt * requests * rates.dearest_input + made * rates.dearest_output for rates, prompt in reached])
+    if most.audio_input_tokens or most.image_input_tokens or most.audio_output_tokens:
+        dearest = max(_most_of_media(most, rates, prompt * requests) for rates, prompt in reached)
     pieces = sum([count * rate for count, rate, _ in _units_of(most, price)])
     return dearest + (price.request * requests + pieces) * MILLION
+
+
+def _most_of_media(most: Usage, rates: Rates, prompt: int) -> int:
+    """Return what a prompt and an answer cost at the most that are heard, seen and said as far as ``most`` has it."""
+    words, said = rates.dearest_input, rates.dearest_output
+    cost, left = prompt * words + most.output_tokens * said, prompt
+    heard = max(rates.audio_input or 0, rates.cached_audio or 0), most.audio_input_tokens
+    seen = max(rates.image_input or 0, rates.cached_image or 0), most.image_input_tokens
+    for rate, count in sorted((heard, seen), reverse=True):
+        if rate > words:
+            cost += min(count, left) * (rate - words)
+            left -= min(count, left)
+    return cost + min(most.audio_output_tokens, most.output_tokens) * max(0, (rates.audio_output or 0) - said)
 
 
 def _reachable(prompt: int, price: Price) -> Iterator[tuple[Rates, int]]:

@@ -31,14 +31,21 @@ def charged_prompt_tokens(request: Request, model: ModelSpec, prompt: PromptBoun
     return min(probable, input_tokens_most(request, model, prompt))
 
 
+def heard_tokens(prompt: PromptBound | None, charged: int) -> int:
+    """Return about how many tokens of a prompt are of recordings. ``prompt`` is what was held."""
+    return min(charged, prompt.heard[1]) if prompt is not None and prompt.recordings else 0
+
+
 def filled_in(request: Request, model: ModelSpec, prompt: PromptBound | None, told: Usage | None) -> Usage:
     """Return what a call without words in its answer used: what its upstream told, and about what it left unsaid, as
     far as that is priced. ``prompt`` as in ``charged_prompt_tokens``."""
     told, likely, price = told or Usage(), pieces_likely(request), model.price
     tokens = min(likely.output_tokens, output_tokens_most(request, model, prompt))
+    charged = told.input_tokens or charged_prompt_tokens(request, model, prompt)
     return replace(
         told,
-        input_tokens=told.input_tokens or charged_prompt_tokens(request, model, prompt),
+        input_tokens=charged,
+        audio_input_tokens=told.audio_input_tokens or heard_tokens(prompt, charged),
         output_tokens=told.output_tokens or tokens,
         search_units=told.search_units or (likely.search_units if price.search_unit else 0),
         images=told.images or (likely.images if price.image else 0),

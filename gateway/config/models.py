@@ -39,6 +39,7 @@ PIECES = {
     Capability.SPEECH: "character",
     Capability.TRANSCRIPTION: "audio_second",
 }
+HEAR = ("openai", "gemini")  # formats that have recordings among the parts of a prompt
 OUTSIDE_CAPABILITIES = (Capability.CHAT, Capability.TOOLS, Capability.JSON)
 
 
@@ -109,6 +110,10 @@ def _read_at_one(
         words = (
             f"`realtime` needs a provider with `format: openai` that is no engine of our own; {provider_name} is none"
         )
+        complain(fields.node("abilities") or node, faults, words)
+    if Capability.AUDIO in abilities and provider is not None and (own or provider.format not in HEAR):
+        words = "`audio` needs a provider with `format: openai` or `gemini` that is no engine of our own; "
+        words += f"{provider_name} is none"
         complain(fields.node("abilities") or node, faults, words)
     price = _price(fields, known_as, set(abilities), listed, own_discount)
     has_batch_api = provider is not None and provider.batch_api

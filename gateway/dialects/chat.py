@@ -13,6 +13,7 @@ from gateway.dialects.checks import require, require_between, require_short
 from gateway.dialects.endpoint import ApiEndpoint, Asked, ReplyFacts
 from protocol.chat import (
     PDF,
+    AudioPart,
     ChatReply,
     ChatRequest,
     Choice,
@@ -70,7 +71,9 @@ def _check_files(message: Message, where: str) -> None:
             require(part.file.file_id is None, f"{field}.file_id", words)
             require(part.file.file_data.startswith(PDF), f"{field}.file_data", words)
             require_short(part.file.filename, LONGEST_NAME, f"{field}.filename")
-            require(message.role == "user", f"{where}.content[{place}].type", "A file stands in a turn of the user's.")
+        if isinstance(part, FilePart | AudioPart):
+            words = "Files and recordings stand in a turn of the user's."
+            require(message.role == "user", f"{where}.content[{place}].type", words)
 
 
 def check_sampling(request: Any) -> None:
@@ -225,7 +228,7 @@ class _DeltaOut(Struct, frozen=True, omit_defaults=True):
 
 def usage_object(usage: Usage, cost_nanousd: int) -> dict[str, Any]:
     """Return OpenAI's usage object, with the cost as a decimal text."""
-    prompt = {"cached_tokens": usage.cached_input_tokens, "audio_tokens": 0}
+    prompt = {"cached_tokens": usage.cached_input_tokens, "audio_tokens": usage.audio_input_tokens}
     if usage.cache_write_tokens:
         prompt["cache_write_tokens"] = usage.cache_write_tokens
     return {
@@ -235,7 +238,7 @@ def usage_object(usage: Usage, cost_nanousd: int) -> dict[str, Any]:
         "prompt_tokens_details": prompt,
         "completion_tokens_details": {
             "reasoning_tokens": usage.reasoning_tokens,
-            "audio_tokens": 0,
+            "audio_tokens": usage.audio_output_tokens,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
         },

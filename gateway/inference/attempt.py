@@ -120,6 +120,8 @@ def asking_of(
     if call.extra:  # and what of it is not honoured
         left_out = (*[name for name in call.extra if name not in extra and name not in call.understood], *left_out)
     response = call.shown if provider.responses and quirks.responses else None
+    if response is not None and context.prompt is not None and context.prompt.recordings:
+        response = None  # OpenAI's Responses API has no part for them, its chats have
     if response is not None:
         left_out = tuple(name for name in left_out if name not in SAID_IN_RESPONSES)
     elif call.shown is not None and isinstance(request, ChatRequest):

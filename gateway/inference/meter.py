@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from billing.core.holds import Settlement
 from billing.core.prices import Price, cost_of, of_picture
 from gateway.calls.call import Call
-from gateway.calls.estimate import charged_prompt_tokens, filled_in, probable_usage, tokens_of
+from gateway.calls.estimate import charged_prompt_tokens, filled_in, heard_tokens, probable_usage, tokens_of
 from gateway.inference.failover import FailoverStream
 from protocol.events import Delta
 from protocol.inference import Generation, WholeReply
@@ -63,7 +63,9 @@ class Meter:
             self._told = filled_in(self._call.request, self._source.answering.target.model, self._prompt, told)
         elif told is None:
             probable = probable_usage(self._call.request, whole, self._output_most())
-            usage = replace(probable, input_tokens=self._probable_prompt(), extra_requests=self._extra_requests())
+            prompt, extra = self._probable_prompt(), self._extra_requests()
+            heard = heard_tokens(self._prompt, prompt)
+            usage = replace(probable, input_tokens=prompt, extra_requests=extra, audio_input_tokens=heard)
             self._told = usage.at_least(getattr(whole, "used", None) or Usage())
         elif not told.output_tokens:
             probable = probable_usage(self._call.request, whole, self._output_most())
@@ -88,7 +90,13 @@ class Meter:
         if told is not None:
             return replace(told, output_tokens=max(told.output_tokens, seen)).at_least(self._used)
         gpu_seconds, extra = sum(self._gpu_seconds.values()), self._extra_requests()
-        usage = Usage(self._prompt_seen, output_tokens=seen, gpu_seconds=gpu_seconds, extra_requests=extra)
+        usage = Usage(
+            self._prompt_seen,
+            output_tokens=seen,
+            gpu_seconds=gpu_seconds,
+            extra_requests=extra,
+            audio_input_tokens=heard_tokens(self._prompt, self._prompt_seen),
+        )
         return usage.at_least(self._used)
 
     def cost_of(self, usage: Usage) -> int:

@@ -53,6 +53,7 @@ SEES = re.compile(
     r"gpt-(?:4o|4\.1|4-turbo|4\.5|[5-9])(?!.*oss)|chatgpt-4o|(?:^|/)o(?:1(?!-(?:mini|preview))|3(?!-mini)|4)|claude|gemini"
     r"|gemma-[34]|llama-?(?:4|v?3[.p]2-(?:11|90)b)|pixtral|vision|[-.]vl|grok-(?:4|2-vision)|mistral-(?:medium|small|large)-(?:[3-9]|2[5-9])"
 )
+HEARS = re.compile(r"gemini-(?:[2-9]|1\.5)|gpt-(?:4o-)?audio")
 
 
 def is_offered(model: str) -> bool:
@@ -68,3 +69,8 @@ def embeds(model: str) -> bool:
 def sees(model: str) -> bool:
     """Whether a model is known to take pictures."""
     return SEES.search(model.lower()) is not None
+
+
+def hears(model: str) -> bool:
+    """Whether a model is known to take recordings in its chats."""
+    return HEARS.search(model.lower()) is not None

@@ -25,6 +25,9 @@ KINDS = (
     ("cached_input", "cache_read_mtok", "input_mtok"),
     ("cache_write", "cache_write_mtok", "input_mtok"),
     ("reasoning", "output_reasoning_mtok", "output_mtok"),
+    ("audio_input", "input_audio_mtok", "input_mtok"),
+    ("cached_audio", "cache_audio_read_mtok", "input_audio_mtok"),
+    ("audio_output", "output_audio_mtok", "output_mtok"),
 )
 REQUESTS = "requests_kcount"  # dollars per thousand calls
 SEARCHES = "web_searches_kcount"  # and per thousand searches that a model asked for

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.chat import ChatRequest, FilePart, ImagePart, JsonObjectFormat, JsonSchemaFormat
+from protocol.chat import AudioPart, ChatRequest, FilePart, ImagePart, JsonObjectFormat, JsonSchemaFormat
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Request
@@ -24,6 +24,7 @@ FIELD_OF = {
     Capability.JSON: "response_format",
     Capability.LOGPROBS: "logprobs",
     Capability.VISION: "messages",
+    Capability.AUDIO: "messages",
 }
 
 
@@ -68,8 +69,11 @@ def _chat_needs(request: ChatRequest) -> list[Capability]:
         needs.append(Capability.LOGPROBS)
     for message in request.messages:
         content = message.content
-        if isinstance(content, tuple) and any(isinstance(part, ImagePart | FilePart) for part in content):
-            needs.append(Capability.VISION)
+        if isinstance(content, tuple):
+            if any(isinstance(part, ImagePart | FilePart) for part in content):
+                needs.append(Capability.VISION)
+            if any(isinstance(part, AudioPart) for part in content):
+                needs.append(Capability.AUDIO)
         if message.tool_calls or message.role == "tool":
             needs.append(Capability.TOOLS)  # a model without tools cannot read the calls of earlier turns either
     return needs

@@ -27,6 +27,7 @@ class Capability(StrEnum):
     JSON = "json"
     LOGPROBS = "logprobs"
     VISION = "vision"
+    AUDIO = "audio"
 
 
 class Tier(StrEnum):

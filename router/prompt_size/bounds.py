@@ -129,7 +129,10 @@ def limit_within(
         units = hosted_most(request)
 
         def is_too_much(limit: int) -> bool:
-            most = Usage(prompt_most, output_tokens=limit * replies, extra_requests=extra, **units)
+            heard = _heard_most(request, prompt, prompt_most, extra)
+            most = Usage(
+                prompt_most, output_tokens=limit * replies, extra_requests=extra, audio_input_tokens=heard, **units
+            )
             if headroom.tokens is not None and most.total_tokens > headroom.tokens:
                 return True
             return headroom.nanousd is not None and most_cost(most, model.price, batch=batch, at=at) > headroom.nanousd
@@ -185,6 +188,11 @@ def input_tokens_most(request: Request, model: ModelSpec, prompt: PromptBound | 
     return most * requests_made(request, model)
 
 
+def _heard_most(request: Request, prompt: PromptBound, most: int, extra: int) -> int:
+    """Return how many tokens of a prompt of ``most`` may be of recordings: all, where tools have it read anew."""
+    return most if _hosted(request) else min(most, prompt.heard[0] * (1 + extra))
+
+
 def hosted_most(request: Request) -> dict[str, int]:
     """Return how many of each unit the upstream's own tools may use for the request: each call may be of any of them,
     and run in a container of its own."""
@@ -203,16 +211,20 @@ def usage_most(request: Request, model: ModelSpec, prompt: PromptBound | None = 
     ``billing.core.prices.most_cost`` tells.
     """
     if isinstance(request, RealtimeRequest):  # of each response; an upstream cuts off what its context has no room for
-        return Usage(input_tokens=model.context, output_tokens=model.max_output)
+        said, spoken = model.context, model.max_output
+        media = Usage(audio_input_tokens=said, image_input_tokens=said, audio_output_tokens=spoken)
+        return replace(media, input_tokens=said, output_tokens=spoken)
     prompt = bound_prompt(request) if prompt is None else prompt
+    prompt_most, extra = input_tokens_most(request, model, prompt), requests_made(request, model) - 1
     pieces = Usage(
-        input_tokens=input_tokens_most(request, model, prompt),
+        input_tokens=prompt_most,
         output_tokens=output_tokens_most(request, model, prompt),
-        extra_requests=requests_made(request, model) - 1,
+        extra_requests=extra,
         search_units=_search_units(request, 1),
         images=_images(request),
         characters=_characters(request),
         audio_seconds=request.file.seconds_most if isinstance(request, TranscriptionRequest) else 0,
+        audio_input_tokens=_heard_most(request, prompt, prompt_most, extra) if prompt.recordings else 0,
     )
     return replace(pieces, **units) if (units := hosted_most(request)) else pieces
 

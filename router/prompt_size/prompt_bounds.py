@@ -16,6 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from protocol.chat import (
+    AudioData,
+    AudioPart,
     ChatRequest,
     FilePart,
     ImagePart,
@@ -34,7 +36,7 @@ from protocol.chat import (
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Request
-from protocol.media.audio import RealtimeRequest, SpeechRequest, TranscriptionRequest
+from protocol.media.audio import RealtimeRequest, SpeechRequest, TranscriptionRequest, plain_seconds
 from protocol.media.images import ImageRequest
 from router.catalog.targets import ModelSpec
 from router.prompt_size.pdf_pages import MOST_PAGES
@@ -60,8 +62,10 @@ LIKELY_LOW_DETAIL_TOKENS = 85  # gpt-4o, and who follows it
 USUAL_TOKEN_BYTES = 4  # of English text, in the common vocabularies
 
 PLAIN_DEFINITIONS = 512 * 1024  # bytes of tools or of a schema that are written out in any case
-# Tokens of a second of a recording: 10 at OpenAI, 12.5 of Voxtral.
+# Tokens of a second of a recording: 10 at OpenAI, 12.5 of Voxtral; in a chat at Gemini 32 (Google, "Audio
+# understanding").
 MOST_AUDIO_TOKENS = 16
+MOST_CHAT_AUDIO_TOKENS = 32
 USUAL_AUDIO_TOKENS = 10
 MOST_INDENTED = 4  # times their length when they are indented, beyond which they are not
 
@@ -76,6 +80,7 @@ class PromptBound(Struct, frozen=True, dict=True):
     added: int  # tokens that templates add, and prompts given as token ids
     texts: Sequence[str]
     images: Sequence[ImageUrl | PdfFile] = ()
+    recordings: Sequence[AudioData] = ()
     is_close: bool = False
 
     @cached_property
@@ -95,9 +100,10 @@ class PromptBound(Struct, frozen=True, dict=True):
     def tokens_on(self, model: ModelSpec) -> int:
         """Return a number of tokens that the prompt never exceeds on ``model``."""
         text = self._counted(model.tokenizer) if self.is_close and self.size <= LONG else self.size
-        if not self.images:
+        if not (self.images or self.recordings):
             return text
-        return text + sum(picture_tokens_most(model.upstream_model, picture) for picture in self.pictures)
+        seen = sum(picture_tokens_most(model.upstream_model, picture) for picture in self.pictures)
+        return text + seen + self.heard[0]
 
     def _counted(self, tokenizer: str | None) -> int:
         """Return the tokens without the pictures, by a tokenizer or a bound for all; each is asked once."""
@@ -114,6 +120,13 @@ class PromptBound(Struct, frozen=True, dict=True):
             for image in self.images[MOST_SIZED:]
         )
         return (*map(picture_of, self.images[:MOST_SIZED]), *unsized)
+
+    @cached_property
+    def heard(self) -> tuple[int, int]:
+        """The most tokens of the recordings on any model, and about how many they are."""
+        seconds = [plain_seconds(recording.bytes) for recording in self.recordings]
+        most, likely = (sum(each) for each in zip(*seconds, strict=True)) if seconds else (0, 0)
+        return most * MOST_CHAT_AUDIO_TOKENS, likely * USUAL_AUDIO_TOKENS
 
     @cached_property
     def _counts(self) -> dict[str | None, int]:
@@ -156,13 +169,14 @@ def prompt_tokens_likely(request: Request) -> int:
         case ChatRequest():
             images = list(images_of(request))
             calls = (call for message in request.messages for call in message.tool_calls or ())
-            size = _chat_bound(replace(request, tools=None, response_format=None)).size - TEMPLATE_TOKENS
+            bound = _chat_bound(replace(request, tools=None, response_format=None))
+            size = bound.size - TEMPLATE_TOKENS
             size -= sum(len(msgspec.json.encode(call.function.arguments)) for call in calls)  # once is enough
             if request.tools:
                 size += TOOLS_TOKENS + len(msgspec.json.encode(request.tools))
             if request.response_format is not None:
                 size += len(msgspec.json.encode(request.response_format))
-            return size // USUAL_TOKEN_BYTES + sum(map(_image_likely, images))
+            return size // USUAL_TOKEN_BYTES + sum(map(_image_likely, images)) + bound.heard[1]
         case CompletionRequest():
             prompts, suffix = prompts_of(request.prompt), byte_length(request.suffix or "")
             return sum(map(_prompt_likely, prompts)) + suffix // USUAL_TOKEN_BYTES * len(prompts)
@@ -185,12 +199,13 @@ def _chat_bound(request: ChatRequest) -> PromptBound:
     added = TEMPLATE_TOKENS + MESSAGE_TOKENS * len(request.messages)
     texts: list[str] = []
     images: list[ImageUrl | PdfFile] = []
+    recordings: list[AudioData] = []
     for message in request.messages:
         if type(message.content) is str:
             texts.append(_quoted(message.content) if message.role == "tool" else message.content)
         elif message.content:
             added += PART_TOKENS * len(message.content)
-            _read_parts(message, texts, images)
+            _read_parts(message, texts, images, recordings)
         if message.name or message.refusal or message.tool_call_id:
             texts += filter(None, (message.name, message.refusal, message.tool_call_id))
         if message.thinking_blocks or message.tool_calls:
@@ -203,7 +218,7 @@ def _chat_bound(request: ChatRequest) -> PromptBound:
         added += TOOLS_TOKENS  # Claude is asked for it by a tool
     elif request.response_format is not None:
         added += MESSAGE_TOKENS
-    return PromptBound(added, texts, images)
+    return PromptBound(added, texts, images, recordings)
 
 
 def _plain_bound(prompts: list[str | list[int]], suffix: str = "", added: int = 0) -> PromptBound:
@@ -215,7 +230,9 @@ def _plain_bound(prompts: list[str | list[int]], suffix: str = "", added: int = 
     return PromptBound(added, texts)
 
 
-def _read_parts(message: Message, texts: list[str], images: list[ImageUrl | PdfFile]) -> None:
+def _read_parts(
+    message: Message, texts: list[str], images: list[ImageUrl | PdfFile], recordings: list[AudioData]
+) -> None:
     for part in message.content or ():
         match part:
             case TextPart(text):
@@ -228,6 +245,8 @@ def _read_parts(message: Message, texts: list[str], images: list[ImageUrl | PdfF
             case FilePart(file):
                 images.append(file)
                 texts.append(file.filename or "")
+            case AudioPart(recording):
+                recordings.append(recording)
 
 
 def _read_turn(message: Message, texts: list[str]) -> int:

@@ -107,12 +107,12 @@ def test_what_has_no_price_is_refused_with_what_would_do(house: House, field: st
 
 def test_a_part_that_no_model_takes_is_told_with_those_that_do(house: House) -> None:
     """The names of what would be right stand in the refusal."""
-    part = {"type": "input_audio", "input_audio": {}}
+    part = {"type": "input_video", "input_video": {}}
     body = {"model": "small", "messages": [{"role": "user", "content": [part]}]}
     error = post(house, "/v1/chat/completions", body).json()["error"]
 
     assert error["param"] == "messages[0].content[0].type"
-    assert error["message"].endswith("Known here: text, image_url, file, refusal.")
+    assert error["message"].endswith("Known here: text, image_url, file, input_audio, refusal.")
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -21,6 +21,7 @@ PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses"
 COLUMNS = [(dialect, *each) for dialect in PATHS for each in FORMATS.items()] + [("responses", "Responses", "native")]
 Body = dict[str, Any]
 PNG, PDF = base64.b64encode(b"\x89PNG\r\n").decode(), base64.b64encode(b"%PDF-1.4").decode()
+AUDIO: Body = {"type": "input_audio", "input_audio": {"data": "UklGRgQAAABXQVZF", "format": "wav"}}
 SCHEMA: Body = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 SCHEMA["additionalProperties"] = False
 TOOL: Body = {"name": "weather", "parameters": SCHEMA}
@@ -86,7 +87,7 @@ FEATURES: dict[str, dict[str, Body]] = {
             {"type": "input_file", "filename": "a.pdf", "file_data": f"data:application/pdf;base64,{PDF}"}
         ),
     },
-    "audio": {"chat": said([{"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}])},
+    "audio": {"chat": said([AUDIO]), "responses": put(AUDIO)},
     "citations": {"messages": document(citations={"enabled": True})},
     "thinking": {
         "chat": {"reasoning_effort": "low"},

@@ -111,6 +111,9 @@ def answer_content(model: str, request: dict[str, Any], script: Script, number: 
         }
         if script.usage is Told.RIGHT:
             usage |= {"thoughtsTokenCount": script.reasoning_tokens} if script.reasoning_tokens else {}
+            if heard := min(chat.usage["prompt_tokens"], script.audio_tokens):
+                words = {"modality": "TEXT", "tokenCount": chat.usage["prompt_tokens"] - heard}
+                usage["promptTokensDetails"] = [words, {"modality": "AUDIO", "tokenCount": heard}]
             usage |= {"cachedContentTokenCount": script.cached_tokens} if script.cached_tokens else {}
     return GeminiAnswer(chat.spoken[0], usage, f"r-{chat.id[9:]}")
 

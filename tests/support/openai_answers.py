@@ -342,7 +342,11 @@ def usage_of(prompt: int, said: int, script: Script) -> dict[str, Any] | None:
         "prompt_tokens": prompt,
         "completion_tokens": said,
         "total_tokens": prompt + said,
-        "prompt_tokens_details": {"cached_tokens": min(prompt, script.cached_tokens), "audio_tokens": 0} | written,
+        "prompt_tokens_details": {
+            "cached_tokens": min(prompt, script.cached_tokens),
+            "audio_tokens": min(prompt, script.audio_tokens),
+        }
+        | written,
         "completion_tokens_details": {
             "reasoning_tokens": script.reasoning_tokens,
             "audio_tokens": 0,

@@ -78,6 +78,15 @@ class FilePart(Strict, tag="file", frozen=True):
     file: File
 
 
+class Audio(Strict, frozen=True):
+    data: Words
+    format: Literal["wav", "mp3"]
+
+
+class AudioPart(Strict, tag="input_audio", frozen=True):
+    input_audio: Audio
+
+
 class Called(Strict, frozen=True):
     name: Words
     arguments: str
@@ -103,7 +112,7 @@ class Developer(Instructions, tag="developer", tag_field="role", frozen=True):
 
 
 class User(Strict, tag="user", tag_field="role", frozen=True):
-    content: str | Annotated[list[TextPart | ImagePart | FilePart], Meta(min_length=1)]
+    content: str | Annotated[list[TextPart | ImagePart | FilePart | AudioPart], Meta(min_length=1)]
     name: str | None = None
 
 

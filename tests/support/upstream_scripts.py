@@ -65,6 +65,7 @@ class Script(Struct, frozen=True, kw_only=True):
     says_so: Shape = Shape.OPENAI  # in this shape
     thinking: str | None = None  # what it thinks before it speaks
     cached_tokens: int = 0
+    audio_tokens: int = 0  # of the prompt, that it heard
     cache_write_tokens: int = 0
     reasoning_tokens: int = 0
     served: str | None = None  # the service tier that it says, whichever was asked

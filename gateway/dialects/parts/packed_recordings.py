@@ -16,6 +16,7 @@ from gateway.dialects.parts.packed_frames import (
     vorbis_packet,
 )
 from gateway.dialects.parts.webm_recordings import webm_seconds
+from protocol.media.audio import behind_tags
 
 MOST_READ = 300_000  # frames or packets of a file that are read one by one: those beyond count as long as one can be
 FLAC_SYNC = re.compile(rb"\xff[\xf8\xf9]")  # RFC 9639, section 9.1
@@ -35,15 +36,6 @@ def packed_seconds(file: Data) -> float | None:
     place = behind_tags(file)
     kinds: tuple[Callable[[Data, int], float | None], ...] = (_flac, _ogg, _adts, _mp4, webm_seconds)
     return next((seconds for kind in kinds if (seconds := kind(file, place))), None)
-
-
-def behind_tags(file: Data) -> int:
-    """Return where a recording begins behind its ID3 tags, which may stand before any kind."""
-    place = 0
-    while file.startswith(b"ID3", place) and len(head := file[place : place + 10]) == 10:
-        size = head[6] << 21 | head[7] << 14 | head[8] << 7 | head[9]
-        place += 10 + size + (10 if head[5] & 0x10 else 0)
-    return place
 
 
 def _flac(file: Data, place: int) -> float | None:

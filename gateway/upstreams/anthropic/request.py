@@ -22,6 +22,7 @@ from gateway.upstreams.wire.signatures import is_claudes
 from gateway.upstreams.wire.unsayable import Unsayable, arguments_of, is_marked, openais_wishes, refuse_openais_own
 from protocol.chat import (
     PDF,
+    AudioPart,
     ChatRequest,
     ContentPart,
     FilePart,
@@ -259,13 +260,16 @@ def _content(message: Message) -> Iterator[Block]:
                 title = (file.filename or "").strip()[:LONGEST_TITLE]
                 named = {"title": title} if title else {}
                 yield {"type": "document", "source": _pdf_source(file.url)} | named | _mark(part)
+            case AudioPart():
+                words = "The model that answers here hears nothing. Send what is said in words."
+                raise Unsayable(words, param="messages")
     if message.refusal and message.refusal.strip():
         yield {"type": "text", "text": message.refusal}
 
 
 def _mark(part: ContentPart) -> Block:
     """Return the mark that a caller set at the end of a prefix that shall be cached, if there is one."""
-    control = None if isinstance(part, RefusalPart) else part.cache_control
+    control = None if isinstance(part, RefusalPart | AudioPart) else part.cache_control
     return {} if control is None else {"cache_control": msgspec.to_builtins(control)}
 
 

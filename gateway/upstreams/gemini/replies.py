@@ -120,12 +120,23 @@ class Answer(Struct, frozen=True, rename="camel"):
         return told.usage()
 
 
+class _Modality(Struct, frozen=True, rename="camel"):
+    modality: str = ""
+    token_count: int | float | None = None
+
+
+def _heard(details: tuple[_Modality, ...] | None) -> int:
+    return sum(count_of(each.token_count or 0) or 0 for each in details or () if each.modality == "AUDIO")
+
+
 class _UsageMetadata(Struct, frozen=True, rename="camel"):
     prompt_token_count: int | float | None = None
     tool_use_prompt_token_count: int | float | None = None
     cached_content_token_count: int | float | None = None  # a part of the prompt's
     candidates_token_count: int | float | None = None
     thoughts_token_count: int | float | None = None  # beside the candidates'
+    prompt_tokens_details: tuple[_Modality, ...] | None = None
+    cache_tokens_details: tuple[_Modality, ...] | None = None
 
     def usage(self) -> Usage | None:
         """Return the counts as ours, or ``None`` where they cannot be counts."""
@@ -147,6 +158,8 @@ class _UsageMetadata(Struct, frozen=True, rename="camel"):
             cached_input_tokens=min(cached or 0, whole),
             output_tokens=said + thought,
             reasoning_tokens=thought,
+            audio_input_tokens=min(_heard(self.prompt_tokens_details), whole),
+            cached_audio_tokens=_heard(self.cache_tokens_details),
         )
 
 

@@ -16,6 +16,7 @@ from gateway.upstreams.wire.signatures import geminis
 from gateway.upstreams.wire.unsayable import Unsayable, arguments_of, is_marked, openais_wishes, refuse_openais_own
 from protocol.chat import (
     PDF,
+    AudioPart,
     ChatRequest,
     FilePart,
     ImagePart,
@@ -31,7 +32,7 @@ from protocol.chat import (
 
 Block = dict[str, Any]
 
-# Of other kinds, as recordings and films, it is not known what they come to in tokens.
+# Of other kinds, as films, it is not known what they come to in tokens.
 IMAGE = re.compile(r"data:(image/[\w.+-]+);base64,(.+)", re.DOTALL | re.ASCII | re.IGNORECASE)
 ANSWER_SHARE = 5  # of a limit, one part in so many is kept for the answer when an effort is told as a budget
 FIRST_WORDS = "."  # a conversation begins with the user; what stands for one that begins with the model
@@ -140,6 +141,8 @@ def _parts(message: Message) -> Iterator[Block]:
                 yield {"inlineData": _image(image.url)}
             case FilePart(file):
                 yield {"inlineData": _pdf(file.url)}
+            case AudioPart(heard):
+                yield {"inlineData": {"mimeType": f"audio/{heard.format}", "data": heard.data}}
     if message.refusal:
         yield {"text": message.refusal}
 

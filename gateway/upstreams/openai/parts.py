@@ -77,6 +77,7 @@ class TokenDetails(Struct, frozen=True):
     cached_tokens: int | float | None = None
     cache_write_tokens: int | float | None = None
     reasoning_tokens: int | float | None = None
+    audio_tokens: int | float | None = None
 
 
 NO_DETAILS = TokenDetails()
@@ -108,6 +109,7 @@ class UsageObject(Struct, frozen=True):
             output_tokens=completion,
             reasoning_tokens=part_of(reasoning, completion),
             cache_write_tokens=written,
+            audio_input_tokens=part_of(details.audio_tokens, prompt),
             gpu_seconds=seconds(self.gpu_seconds),
             prefill_ms=seconds(self.prefill_ms, MOST_SECONDS * 1000),
             decode_ms=seconds(self.decode_ms, MOST_SECONDS * 1000),

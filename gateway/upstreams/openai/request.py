@@ -17,7 +17,17 @@ from billing.core.pictures import fitting
 from gateway.upstreams.wire.base import Asking, UpstreamRequest
 from gateway.upstreams.wire.short_ids import short_id
 from gateway.upstreams.wire.unsayable import Unsayable, is_marked, leave_out_anthropics
-from protocol.chat import PDF, ChatRequest, ContentPart, FilePart, Message, PdfFile, RefusalPart, StreamOptions
+from protocol.chat import (
+    PDF,
+    AudioPart,
+    ChatRequest,
+    ContentPart,
+    FilePart,
+    Message,
+    PdfFile,
+    RefusalPart,
+    StreamOptions,
+)
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Generation, Request
@@ -231,7 +241,7 @@ def _has_files(message: Message) -> bool:
 
 def _plain_part(part: ContentPart) -> ContentPart:
     match part:
-        case RefusalPart():
+        case RefusalPart() | AudioPart():
             return part
         case FilePart(file):
             return FilePart(replace(file, filename=file.filename or UNNAMED))

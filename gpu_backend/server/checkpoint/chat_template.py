@@ -20,7 +20,7 @@ from gpu_backend.server.checkpoint.control_tokens import AddedTokens
 from gpu_backend.server.checkpoint.harmony import is_harmony
 from gpu_backend.server.checkpoint.tokens import read_json
 from gpu_backend.server.checkpoint.tool_calls import OPEN, ToolStyle
-from protocol.chat import FilePart, ImagePart, Message, RefusalPart, TextPart, Tool
+from protocol.chat import AudioPart, FilePart, ImagePart, Message, RefusalPart, TextPart, Tool
 from protocol.errors import UnsupportedParameter, invalid_param
 
 NO_TOKENS = AddedTokens()
@@ -239,8 +239,8 @@ def _plain_content(message: Message, where: str, sees: bool) -> str | list[dict[
             case ImagePart():
                 text_only = "This model reads text only; leave the image out."
                 raise UnsupportedParameter(text_only, param=f"{where}.content[{i}]")
-            case FilePart():
-                words_alone = "This model reads no files; send the file's text."
+            case FilePart() | AudioPart():
+                words_alone = "This model reads no files and hears nothing; send the text."
                 raise UnsupportedParameter(words_alone, param=f"{where}.content[{i}]")
     if None in words:
         return [{"type": "image"} if each is None else {"type": "text", "text": each} for each in words]
