@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 import structlog
+from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.core.keys import key_digest
@@ -30,29 +31,20 @@ Move = Callable[[AsyncConnection, Sequence[bytes], bytes, str], Awaitable[None]]
 log = structlog.get_logger(__name__)
 
 
-class KeyLookup(Generic[T]):
+class KeyLookup(Struct, Generic[T], eq=False):
     """Finds out whose keys are. ``tell`` is called with every answer, also when its request has been cancelled."""
 
-    def __init__(
-        self,
-        database: Database,
-        pepper: str,
-        other_peppers: Sequence[str],
-        find: Find[T],
-        move: Move,
-        tell: Callable[[bytes, int, T | None], None],
-    ) -> None:
-        self._find = find
-        self._move = move
-        self._database = database
-        self._pepper = pepper
-        self._other_peppers = other_peppers
-        self._tell = tell
-        self._asked: dict[Which, asyncio.Future[T | None]] = {}
-        self._waiting: dict[Which, list[bytes]] = {}  # of these, with the digests under other peppers
-        self._asking: asyncio.Task[None] | None = None
-        self._to_move: dict[bytes, list[bytes]] = {}  # digests of keys that were found under other peppers
-        self._moving: asyncio.Task[None] | None = None
+    _database: Database
+    _pepper: str
+    _other_peppers: Sequence[str]
+    _find: Find[T]
+    _move: Move
+    _tell: Callable[[bytes, int, T | None], None]
+    _asked: dict[Which, asyncio.Future[T | None]] = {}
+    _waiting: dict[Which, list[bytes]] = {}  # of these, with the digests under other peppers
+    _asking: asyncio.Task[None] | None = None
+    _to_move: dict[bytes, list[bytes]] = {}  # digests of keys that were found under other peppers
+    _moving: asyncio.Task[None] | None = None
 
     async def find(self, digest: bytes, key: str, generation: int) -> T | None:
         """Return whose this key is, as Postgres knows it from now on. Raises one of POSTGRES_AWAY."""

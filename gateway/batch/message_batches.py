@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
-from sqlalchemy import delete, text
+from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.accounts.serializers import cost_view, moment
-from gateway.batch.results import PAGE, PAGE_BYTES
+from gateway.batch.results import ENDED, read_pages
 from gateway.batch.shapes import NewBatch
 from gateway.batch.store import Batch, get_batch
 from gateway.batch.views import ended_at
@@ -114,14 +114,7 @@ def _counts(batch: Batch) -> dict[str, int]:
 
 async def read_message_results(database: Database, batch_id: str) -> AsyncIterator[bytes]:
     """Yield the lines of a batch's results, many at a time."""
-    after = -1
-    while True:
-        page = {"batch_id": batch_id, "after": after, "page": PAGE, "bytes": PAGE_BYTES}
-        async with database.begin() as connection:
-            rows = (await connection.execute(READ, page)).mappings().all()
-        if not rows:
-            return
-        after = rows[-1]["position"]
+    async for rows in read_pages(database, batch_id, (*ENDED, "cancelled")):
         yield b"".join(map(_line, rows))
 
 
@@ -143,18 +136,3 @@ def _result(row: Mapping[Any, Any]) -> dict[str, Any]:
         case "expired":
             return {"type": "expired"}
     return {"type": "canceled"}
-
-
-# As many items as fit into a page by the size of what they hold; at least one.
-READ = text("""
-    SELECT position, custom_id, status, response, error
-    FROM (
-        SELECT *, sum(coalesce(octet_length(response), 0)) OVER (ORDER BY position)
-                  - coalesce(octet_length(response), 0) AS before
-        FROM batch_items
-        WHERE batch_id = :batch_id AND position > :after
-        ORDER BY position LIMIT :page
-    ) AS taken
-    WHERE before < :bytes
-    ORDER BY position
-""")

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 
 from gateway.storage.database import Database
 
@@ -26,31 +26,41 @@ LINE = """(
 )"""
 
 # As many items as fit into a page by the size of what they hold; at least one.
-READ = text(f"""
-    SELECT position, convert_to({LINE}, 'UTF8') AS line
-    FROM (
-        SELECT *, sum(coalesce(octet_length(response), 0)) OVER (ORDER BY position)
-                  - coalesce(octet_length(response), 0) AS before
-        FROM batch_items
-        WHERE batch_id = :batch_id AND position > :after AND status = ANY(CAST(:statuses AS text[]))
-        ORDER BY position LIMIT :page
-    ) AS taken
-    WHERE before < :bytes
-    ORDER BY position
-""")  # noqa: S608  (the line is ours)
+READ_LINES, READ_PARTS = (
+    text(f"""
+        SELECT position, {columns}
+        FROM (
+            SELECT *, sum(coalesce(octet_length(response), 0)) OVER (ORDER BY position)
+                      - coalesce(octet_length(response), 0) AS before
+            FROM batch_items
+            WHERE batch_id = :batch_id AND position > :after AND status = ANY(CAST(:statuses AS text[]))
+            ORDER BY position LIMIT :page
+        ) AS taken
+        WHERE before < :bytes
+        ORDER BY position
+    """)  # noqa: S608  (the columns are ours)
+    for columns in (f"convert_to({LINE}, 'UTF8') AS line", "custom_id, status, response, error")
+)
 
 
 async def read_results(database: Database, batch_id: str, statuses: Sequence[str]) -> AsyncIterator[bytes]:
     """Yield the lines of a batch's items that ended so, many at a time."""
-    after = -1
+    async for rows in read_pages(database, batch_id, statuses, READ_LINES):
+        yield b"".join(bytes(row["line"]) for row in rows)
+
+
+async def read_pages(
+    database: Database, batch_id: str, statuses: Sequence[str], query: TextClause = READ_PARTS
+) -> AsyncIterator[Sequence[Mapping[Any, Any]]]:
+    """Yield the rows of a batch's items that ended so, a page at a time."""
+    page = {"batch_id": batch_id, "after": -1, "statuses": list(statuses), "page": PAGE, "bytes": PAGE_BYTES}
     while True:
-        page = {"batch_id": batch_id, "after": after, "statuses": list(statuses), "page": PAGE, "bytes": PAGE_BYTES}
         async with database.begin() as connection:
-            rows = (await connection.execute(READ, page)).all()
+            rows = (await connection.execute(query, page)).mappings().all()
         if not rows:
             return
-        after = rows[-1].position
-        yield b"".join(bytes(row.line) for row in rows)
+        page["after"] = rows[-1]["position"]
+        yield rows
 
 
 def response_of(status: int, request_id: str, body: bytes, dropped: Sequence[str] = ()) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import structlog
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from billing.core.records import Prefill
@@ -52,25 +52,18 @@ class _Answer(Struct, frozen=True):
 _read = msgspec.json.Decoder(_Answer).decode
 
 
-class RemotePrefills:
+class RemotePrefills(Struct, eq=False):
     """Asks for prompts to be computed where their provider says so."""
 
-    def __init__(
-        self,
-        providers: ProviderRegistry,
-        client: UpstreamClient,
-        prompt_at: Callable[[Call, Target], tuple[int, int] | None],
-        clock: Clock,
-    ) -> None:
-        """``prompt_at``: the characters of a call's prompt, and how many of them a target has cached; ``None`` where it
-        takes no prompt that was computed elsewhere."""
-        self._providers = providers
-        self._client = client
-        self._prompt_at = prompt_at
-        self._clock = clock
-        # Until when, by address, and by address and model; then one call at a time, until one is answered.
-        self._away: dict[str, float] = {}
-        self._running: Counter[str] = Counter()  # by address
+    _providers: ProviderRegistry
+    _client: UpstreamClient
+    # The characters of a call's prompt, and how many of them a target has cached; None where it takes no prompt that
+    # was computed elsewhere.
+    _prompt_at: Callable[[Call, Target], tuple[int, int] | None]
+    _clock: Clock
+    # Until when, by address, and by address and model; then one call at a time, until one is answered.
+    _away: dict[str, float] = {}
+    _running: Counter[str] = field(default_factory=Counter)  # by address
 
     async def params_for(
         self, call: Call, asking: Asking, patience: float

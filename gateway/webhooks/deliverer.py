@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 import structlog
+from msgspec import Struct, field
 
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.accounts.team_secrets import load_secrets
@@ -36,25 +37,17 @@ NO_SECRET = DeliveryResult(error="The team has no usable webhook secret to sign 
 log = structlog.get_logger()
 
 
-class Deliverer:
+class Deliverer(Struct, eq=False):
     """Delivers callbacks until it is told to finish. ``dice`` spreads the waits."""
 
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        sender: Sender,
-        sealer: Sealer,
-        dice: Callable[[], float] = random.random,
-    ) -> None:
-        self._database = database
-        self._clock = clock
-        self._sender = sender
-        self._sealer = sealer
-        self._dice = dice
-        self._owner = f"worker-{secrets.token_hex(8)}"
-        self._running: dict[asyncio.Task[None], ClaimedCallback] = {}
-        self._one_at_a_time = asyncio.Lock()  # deliveries share the worker's few connections with its other chores
+    _database: Database
+    _clock: Clock
+    _sender: Sender
+    _sealer: Sealer
+    _dice: Callable[[], float] = random.random
+    _owner: str = field(default_factory=lambda: f"worker-{secrets.token_hex(8)}")
+    _running: dict[asyncio.Task[None], ClaimedCallback] = {}
+    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)  # deliveries share the worker's few connections
 
     async def run(self) -> None:
         """Deliver what is due, for ever; being cancelled leaves what runs to ``finish``."""

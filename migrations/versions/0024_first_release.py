@@ -9,8 +9,6 @@ from migrations.first_tables import FACTS, INDEXES, OPTIONS, TABLES
 
 revision = "0024"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -12,8 +12,6 @@ from migrations.first_functions import LEASES
 
 revision = "0033"
 down_revision = "0032"
-branch_labels = None
-depends_on = None
 
 FUNCTIONS = {
     # What a team, a key or a team at one model may use of a day or a month; null: as much as it likes. The row that

@@ -13,8 +13,6 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 revision = "0037"
 down_revision = "0036"
-branch_labels = None
-depends_on = None
 
 PLANS = "LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off"
 IS_OF_VALUE = "scope ~ '^(user|tag):'"

@@ -8,8 +8,6 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 revision = "0041"
 down_revision = "0040"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

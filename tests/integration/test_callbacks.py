@@ -78,7 +78,7 @@ async def worker(database: Database, clock: SetClock) -> AsyncIterator[Callable[
     made: list[Deliverer] = []
 
     def make() -> Deliverer:
-        made.append(Deliverer(database, clock, Sender(Guard(LOOPBACK)), SEALER, dice=lambda: 1.0))
+        made.append(Deliverer(database, clock, Sender(Guard(LOOPBACK)), SEALER, lambda: 1.0))
         return made[-1]
 
     yield make

@@ -1,69 +1,18 @@
-# Decode, call one use case, encode: one file per resource.
+# Decode, call one use case, encode: one file per resource. Every handler in this folder answers.
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import walk_packages
 
 from litestar.handlers import HTTPRouteHandler
 
 from gateway.http import console
-from gateway.http.routes import (
-    batch,
-    calls,
-    chat,
-    count_tokens,
-    files,
-    health,
-    live,
-    mcp,
-    message_batches,
-    models,
-    moderations,
-    route,
-    shadow,
-    uploads,
-    usage,
-)
-from gateway.http.routes.admin import (
-    admin_keys,
-    breakers,
-    corrections,
-    fleet_targets,
-    instances,
-    provider_keys,
-    sign_in,
-    teams,
-    webhooks,
-)
-from gateway.http.routes.sockets import realtime
-from gateway.http.routes.stored import conversations, responses
 
-MODULES = (
-    count_tokens,
-    models,
-    moderations,
-    realtime,
-    route,
-    shadow,
-    responses,
-    conversations,
-    batch,
-    message_batches,
-    files,
-    usage,
-    calls,
-    live,
-    mcp,
-    teams,
-    provider_keys,
-    admin_keys,
-    corrections,
-    instances,
-    fleet_targets,
-    breakers,
-    webhooks,
-    health,
-    sign_in,
-    console,
-)
+MODULES = (console, *(import_module(one.name) for one in walk_packages(__path__, f"{__name__}.")))
 HANDLERS = [
-    *chat.handlers,
-    *uploads.handlers,
-    *(each for module in MODULES for each in vars(module).values() if isinstance(each, HTTPRouteHandler)),
+    each
+    for module in MODULES
+    for each in (*vars(module).values(), *getattr(module, "handlers", ()))
+    if isinstance(each, HTTPRouteHandler)
 ]
