@@ -227,44 +227,14 @@ class _Process:
         ]
 
     def parts(self) -> Parts:
-        """Return what routes and commands may ask for."""
-        parts = (
-            self.editions,
-            self.clock,
-            self.database,
-            self.books,
-            self.client,
-            self.breakers,
-            self.budgets,
-            self.abuse,
-            self.mcp,
-            self.realtime,
-            self.limiter,
-            self.moderator,
-            self.complexity,
-            self.recalibrations,
-            self.auth,
-            self.metrics,
-            self.refusals,
-            self.live,
-            self.drain,
-            self.body_room,
+        """Return what routes and commands may ask for: all that this process has, by type."""
+        more = (
             ReadLimit(self.clock.monotonic),
             StoredLimit(self.clock.monotonic),
-            self.idempotency,
-            self.memory,
-            self.conversations,
-            self.contents,
-            self.backgrounds,
-            self.discovery,
-            self.autoscaler,
             Readiness(self.database, self.redis, self.books.journal, self.clock),
-            self.open_calls,
-            self.background,
-            self.tracer,
             self.identity.sign_in,
         )
-        return Parts(*(part for part in parts if part is not None))
+        return Parts(*(part for part in (*vars(self).values(), *more) if part is not None))
 
     async def finish(self) -> None:
         """End what still runs behind calls, and let go of what is gathered."""

@@ -282,20 +282,3 @@ def test_a_file_system_without_owners_is_named(postgres: EmbeddedPostgres, monke
     with pytest.raises(EmbeddedFault, match="--data-dir"):
         postgres.start()
     assert not (postgres.data_dir / "postgres").exists()
-
-
-@AS_ROOT
-def test_data_that_an_earlier_version_kept_outside_are_brought_in(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
-    """A link to a folder outside becomes the data themselves, and the folder outside is gone."""
-    postgres.start()
-    write(postgres)
-    postgres.stop()
-    home, outside = postgres.data_dir / "postgres", tmp_path / "tollgate-embedded" / "postgres-1"
-    outside.parent.mkdir()
-    home.rename(outside)
-    home.symlink_to(outside)
-    postgres.start()
-
-    assert read(postgres) == 7
-    assert home.is_dir() and not home.is_symlink()
-    assert not outside.exists()

@@ -27,8 +27,6 @@ def prepare_home(home: Path) -> Path:
             f"{home} points to {home.readlink()}, which is gone, and the data with it. "
             f"Remove {home} to begin with an empty database."
         )
-    if home.is_symlink() and home.readlink().parent.name == SHARED_NAME:
-        _bring_in(home)
     if not home.exists():
         home.mkdir(mode=0o700)
         if os.geteuid() == 0:
@@ -45,21 +43,6 @@ def _give(home: Path, user: SystemUser) -> None:
             f"{home} cannot be given to {user.name}, whom Postgres runs as ({exc.strerror}): "
             "choose a --data-dir on a file system that keeps owners"
         ) from exc
-
-
-def _bring_in(pointer: Path) -> None:
-    """Replace the link to data that an earlier version kept outside by the data themselves."""
-    outside = pointer.readlink()
-    owner = outside.stat()
-    draft = pointer.with_name(f"{pointer.name}.incoming")
-    shutil.rmtree(draft, ignore_errors=True)
-    shutil.copytree(outside, draft, symlinks=True)
-    for folder, _, files in os.walk(draft):
-        for name in (".", *files):
-            os.chown(Path(folder, name), owner.st_uid, owner.st_gid)
-    pointer.unlink()
-    draft.rename(pointer)
-    shutil.rmtree(outside)
 
 
 def postgres_user_for(home: Path) -> SystemUser | None:
