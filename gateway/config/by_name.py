@@ -25,7 +25,7 @@ MCP_HEADERS = frozenset(
     {"host", "connection", "content-type", "content-length", "transfer-encoding", "accept", "accept-encoding", "cookie"}
     | {"proxy-authorization", "last-event-id", "mcp-protocol-version", "mcp-session-id", "mcp-method", "mcp-name"}
 )
-_MCP_TIMEOUTS = struct_of(McpTimeouts, {"connect": duration, "answer": duration, "total": duration})
+_MCP_TIMEOUTS = struct_of(McpTimeouts)
 
 
 def read_canaries(root: Fields, whole: Catalogue, kept: Catalogue) -> dict[str, Canary]:
@@ -36,16 +36,13 @@ def read_canaries(root: Fields, whole: Catalogue, kept: Catalogue) -> dict[str, 
     asked = (*whole.models, *whole.auto, *whole.aliases)
     read = struct_of(
         Canary,
-        {
-            "model": name_in(whole.models, "model"),
-            "share": number(0, 1, above=True),
-            "errors": number(0, 1),
-            "slower": number(1),
-            "dearer": number(1),
-            "least": integer(1),
-            "window": duration,
-        },
-        needed=("model", "share"),
+        model=name_in(whole.models, "model"),
+        share=number(0, 1, above=True),
+        errors=number(0, 1),
+        slower=number(1),
+        dearer=number(1),
+        least=integer(1),
+        window=duration,
     )
     found: dict[str, Canary] = {}
     for name, node in section.entries.items():

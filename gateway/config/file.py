@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from msgspec.structs import asdict
 
@@ -19,34 +19,30 @@ from gateway.config.identity import read_jwt_auth, read_sign_in
 from gateway.config.presets import with_presets
 from gateway.config.providers import check_prefills
 from gateway.config.readers import (
-    duration,
     duration_or_zero,
     integer,
     list_of,
     network,
-    number,
     one_of,
     origin,
     redis_url,
     secret,
     secrets,
+    section_of,
     strong_secret,
     struct_of,
-    switch,
     text,
     url,
 )
 from gateway.config.tree import ConfigFaults, Fault, Node, Section, merge, read_file, tree_of
 from gateway.core.keys import KEY_PREFIX
 from gateway.core.settings import (
-    AbuseSettings,
     BatchLimits,
     CheckerSettings,
     FindingLevel,
     QueueSettings,
     QuotaSettings,
     ReaderUse,
-    Redacts,
     Retention,
     Safety,
     Settings,
@@ -144,11 +140,7 @@ def _tracing(node: Node, faults: Faults) -> Tracing | None:
     return _TRACING(node, faults)
 
 
-_TRACING = struct_of(
-    Tracing,
-    {"url": url(("http", "https"), "http://collector:4318"), "share": number(0, 1), "metrics": switch},
-    needed=("url",),
-)
+_TRACING = struct_of(Tracing, url=url(("http", "https"), "http://collector:4318"))
 
 
 def _phrase(node: Node, faults: Faults) -> str | None:
@@ -162,22 +154,8 @@ def _phrase(node: Node, faults: Faults) -> str | None:
 # What the content policy does where.
 _LEVEL = one_of("block", "flag", "off")
 _REDACTS = one_of("block", "redact", "flag", "off")
-_ABUSE = struct_of(
-    AbuseSettings, {"blocks": integer(0), "window": duration, "pause": duration, "pause_unusual": duration}
-)
-_CHECKER_FIELDS = struct_of(
-    CheckerSettings,
-    {
-        "url": url(("https", "http"), "https://checker.example.com/v1/moderations"),
-        "format": one_of("moderations", "llama_guard"),
-        "model": text,
-        "judges": one_of("input", "output", "both"),
-        "api_key": secret,
-        "deadline": duration,
-        "on_failure": one_of("allow", "block"),
-    },
-    needed=("url",),
-)
+_MODERATIONS = "https://checker.example.com/v1/moderations"
+_CHECKER_FIELDS = struct_of(CheckerSettings, url=url(("https", "http"), _MODERATIONS), api_key=secret)
 
 
 def _checker(node: Node, faults: Faults) -> CheckerSettings | None:
@@ -201,19 +179,10 @@ def _reader(node: Node, faults: Faults) -> ReaderUse | None:
 
 _SAFETY = struct_of(
     Safety,
-    {
-        "input": _LEVEL,
-        "output": _LEVEL,
-        "levels": struct_of(
-            dict[str, FindingLevel], dict.fromkeys(NAMES, _LEVEL) | dict.fromkeys(REDACTABLE, _REDACTS)
-        ),
-        "redacts": one_of(*get_args(Redacts)),
-        "deny": list_of(_phrase, what="phrases"),
-        "teams_may_loosen": switch,
-        "abuse": _ABUSE,
-        "checker": _checker,
-        "reader": _reader,
-    },
+    levels=section_of(dict[str, FindingLevel], dict.fromkeys(NAMES, _LEVEL) | dict.fromkeys(REDACTABLE, _REDACTS)),
+    deny=list_of(_phrase, what="phrases"),
+    checker=_checker,
+    reader=_reader,
 )
 
 # What may be left out: then the default of Settings holds.
@@ -224,14 +193,10 @@ _OPTIONAL: dict[str, Read[Any]] = {
     "jwt_auth": read_jwt_auth,
     "other_key_peppers": secrets(0),
     "safety": _SAFETY,
-    "quotas": struct_of(QuotaSettings, {"standalone_share": number(0, 1, above=True)}),
-    "queue": struct_of(QueueSettings, {"per_team": integer(0), "wait": duration}),
-    "batch": struct_of(BatchLimits, {"queued_tokens": integer(1), "stored_bytes": integer(1)}),
-    "retention": struct_of(
-        Retention,
-        dict.fromkeys(("usage", "batch_files", "idempotency"), duration)
-        | dict.fromkeys(("responses", "contents"), duration_or_zero),
-    ),
+    "quotas": struct_of(QuotaSettings),
+    "queue": struct_of(QueueSettings),
+    "batch": struct_of(BatchLimits),
+    "retention": struct_of(Retention),
     "tracing": _tracing,
     "trusted_proxies": list_of(network, what="ranges"),
     "drain": duration_or_zero,

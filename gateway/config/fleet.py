@@ -10,18 +10,7 @@ from ipaddress import IPv4Network, IPv6Network
 from msgspec.structs import replace
 
 from gateway.config.fields import Faults, Fields, Read, complain, meant
-from gateway.config.readers import (
-    duration,
-    duration_or_zero,
-    integer,
-    list_of,
-    network,
-    number,
-    secrets,
-    strong_secret,
-    struct_of,
-    text,
-)
+from gateway.config.readers import integer, list_of, network, number, secrets, strong_secret, struct_of, text
 from gateway.config.tree import Node, Scalar, Section
 from gateway.core.settings import EngineSpec, Fleet, Pool, ProviderSettings, Rollout, Scaling
 from router.catalog.targets import ModelSpec
@@ -45,19 +34,8 @@ GIVEN = {
     "--api-key": "the provider's api_keys, by the environment: all users of a machine see arguments",
 }
 
-_scaling = struct_of(
-    Scaling,
-    {
-        "min": integer(0, LARGEST_POOL),
-        "max": integer(1, LARGEST_POOL),
-        "ttft": duration,
-        "cold_start": duration,
-        "headroom": number(0, 10),
-        "down_after": duration,
-        "asleep": integer(0, LARGEST_POOL),
-    },
-    needed=("max",),
-)
+_replicas = integer(0, LARGEST_POOL)
+_scaling = struct_of(Scaling, min=_replicas, max=integer(1, LARGEST_POOL), headroom=number(0, 10), asleep=_replicas)
 
 
 def _role(node: Node, faults: Faults) -> str | None:
@@ -97,30 +75,13 @@ def _variable(node: Node, faults: Faults) -> str | None:
 
 _engine = struct_of(
     EngineSpec,
-    {
-        "model": text,
-        "version": text,
-        "arguments": list_of(_argument, what="arguments"),
-        "environment": list_of(_variable, what="names"),
-        "gpus": integer(0, MOST_GPUS),
-        "warm_up": list_of(text, what="prompts"),
-    },
-    needed=("model",),
+    arguments=list_of(_argument, what="arguments"),
+    environment=list_of(_variable, what="names"),
+    gpus=integer(0, MOST_GPUS),
+    warm_up=list_of(text, what="prompts"),
 )
-_rollout = struct_of(
-    Rollout,
-    {
-        "healthy_within": duration,
-        "canary": duration_or_zero,
-        "share": number(0, 1),
-        "stand": duration_or_zero,
-        "max_error_rate": number(0, 1),
-        "max_slowdown": number(1, 100),
-        "drain": duration_or_zero,
-    },
-)
-_parts = {"region": text, "role": _role, "scaling": _read_scaling, "engine": _engine, "rollout": _rollout}
-_pool = struct_of(Pool, _parts)
+_rollout = struct_of(Rollout, max_slowdown=number(1, 100))
+_pool = struct_of(Pool, role=_role, scaling=_read_scaling, engine=_engine, rollout=_rollout)
 
 
 def _read_pool(node: Node, faults: Faults) -> Pool | None:

@@ -91,30 +91,20 @@ def _audiences(node: Node, faults: Faults) -> tuple[str, ...] | None:
 _TEAMS = by_name(text, "{VALUE-OF-THE-CLAIM: TEAM}")
 _SIGN_IN = struct_of(
     SignIn,
-    {
-        "issuer": _private(_issuer),
-        "client_id": text,
-        "client_secret": secret,
-        "public_url": _private(_page),
-        "name": text,
-        "scopes": list_of(text, what="scopes", least=1),
-        "claim": text,
-        "roles": by_name(_role, "{VALUE-OF-THE-CLAIM: viewer}"),
-        "team_admins": _TEAMS,
-        "session": _bounded(duration, LONGEST_SESSION, "7d: what a person may do is asked again at each sign-in"),
-    },
-    needed=("issuer", "client_id", "public_url"),
+    issuer=_private(_issuer),
+    client_secret=secret,
+    public_url=_private(_page),
+    scopes=list_of(text, what="scopes", least=1),
+    roles=by_name(_role, "{VALUE-OF-THE-CLAIM: viewer}"),
+    team_admins=_TEAMS,
+    session=_bounded(duration, LONGEST_SESSION, "7d: what a person may do is asked again at each sign-in"),
 )
 _TOKEN_ISSUER = struct_of(
     TokenIssuer,
-    {
-        "issuer": _private(_issuer),
-        "audience": _audiences,
-        "jwks_url": _private(_issuer),
-        "claim": text,
-        "teams": _TEAMS,
-        "leeway": _bounded(duration_or_zero, LONGEST_LEEWAY, "5m"),
-    },
-    needed=("issuer", "audience"),
+    issuer=_private(_issuer),
+    audience=_audiences,
+    jwks_url=_private(_issuer),
+    teams=_TEAMS,
+    leeway=_bounded(duration_or_zero, LONGEST_LEEWAY, "5m"),
 )
 read_jwt_auth = list_of(_TOKEN_ISSUER, what="issuers")

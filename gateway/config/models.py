@@ -16,7 +16,7 @@ from billing.core.money import NanoDollars
 from billing.core.pictures import AUTO, PicturePrice
 from billing.core.prices import UNIT_PRICES, Price, PriceStep, times
 from gateway.config.fields import Faults, Fields, Read, complain, is_empty, kind_of, meant, shown
-from gateway.config.readers import dollars, integer, list_of, number, one_of, struct_of, text
+from gateway.config.readers import dollars, integer, list_of, number, one_of, section_of, text
 from gateway.config.tree import Fault, Items, Node, Section, join, merge
 from gateway.core.settings import PRICED_TIERS, ProviderSettings
 from gateway.model_facts.claude_models import rules_of
@@ -143,7 +143,7 @@ def _read_at_one(
 def _service_tiers(price: Price) -> Read[tuple[tuple[str, Price], ...]]:
     """Make a reader of service tiers, each with the factor on every price."""
     readers = dict.fromkeys(PRICED_TIERS, number(0, 100, above=True))
-    read_factors: Read[dict[str, float]] = struct_of(dict, readers)
+    read_factors: Read[dict[str, float]] = section_of(dict, readers)
 
     def read(node: Node, faults: Faults) -> tuple[tuple[str, Price], ...] | None:
         factors = read_factors(node, faults)
@@ -222,7 +222,7 @@ def _written_price(node: Node, faults: Faults, abilities: set[Capability], disco
     named = [kind for kind in kinds if kind in needed or fields.has(kind)]
     given = {kind: fields.need(kind, dollars, NOTHING.input, "every price needs it") for kind in named}
     make_step = partial(PriceStep, output=NOTHING.output)  # of a model without words
-    read_step = struct_of(make_step, {"above": integer(1), **kinds}, needed=("above", *named))
+    read_step = section_of(make_step, {"above": integer(1), **kinds}, needed=("above", *named))
     steps: tuple[PriceStep, ...] = fields.get("tiers", list_of(read_step, what="tiers", least=1), ())
     request = fields.get("request", dollars, NOTHING.request)
     no_table: tuple[PicturePrice, ...] = ()

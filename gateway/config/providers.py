@@ -28,6 +28,7 @@ from gateway.config.readers import (
     one_of,
     secret,
     secrets,
+    section_of,
     struct_of,
     switch,
     text,
@@ -63,39 +64,17 @@ OWN_HEADERS = frozenset(
     | {"authorization", "proxy-authorization", "api-key", "x-api-key", "x-goog-api-key"}
     | {"anthropic-version", "anthropic-beta", "x-tenant", "x-weight", "x-tier", "x-fails-over", PROMPT_MARKS}
 )
-_OAUTH = struct_of(
-    OAuthClient,
-    {
-        "token_url": url(("https", "http"), "https://login.microsoftonline.com/TENANT/oauth2/v2.0/token"),
-        "client_id": text,
-        "client_secret": secret,
-        "scope": text,
-    },
-    needed=("token_url", "client_id", "client_secret"),
-)
-_TIMEOUTS = {"connect": duration, "first_token": duration, "between_tokens": duration, "total": duration}
-_RETRIES = {"attempts": integer(1, 10), "budget": number(0, 10)}
-_PREFILL = struct_of(Prefill, {"provider": text, "tokens": integer(0), "share": number(0, 1)}, needed=("provider",))
+_TOKEN_URL = url(("https", "http"), "https://login.microsoftonline.com/TENANT/oauth2/v2.0/token")
+_OAUTH = struct_of(OAuthClient, token_url=_TOKEN_URL, client_secret=secret)
+_RETRIES = struct_of(Retries, attempts=integer(1, 10), budget=number(0, 10))
+_TIMEOUTS = dict.fromkeys(Timeouts.__struct_fields__, duration)
 _HOSTED = struct_of(
     HostedTools,
-    {
-        "web_search": switch,
-        "file_search": by_name(list_of(text, what="vector stores"), "vector stores by team: {search: [vs_…]}"),
-        "code_interpreter": switch,
-        "image_generation": text,
-        "mcp": list_of(text, what="hosts of servers, or ids of connectors"),
-    },
+    file_search=by_name(list_of(text, what="vector stores"), "vector stores by team: {search: [vs_…]}"),
+    mcp=list_of(text, what="hosts of servers, or ids of connectors"),
 )
-read_breaker = struct_of(
-    BreakerPolicy,
-    {
-        "window": duration,
-        "min_requests": integer(1),
-        "failure_ratio": number(0, 1, above=True),
-        "open_for": duration,
-        "probes": integer(1),
-    },
-)
+
+read_breaker = struct_of(BreakerPolicy)
 
 
 def read_provider(node: Node, faults: Faults, *, is_pool: bool = False) -> ProviderSettings:
@@ -129,7 +108,7 @@ def read_provider(node: Node, faults: Faults, *, is_pool: bool = False) -> Provi
         api_version=fields.find("api_version", text),
         endpoints=endpoints,
         self_hosted=self_hosted,
-        prefill=fields.find("prefill", _PREFILL),
+        prefill=fields.find("prefill", struct_of(Prefill)),
         optional=fields.get("optional", switch, False),
         concurrency=fields.find("concurrency", integer(1)),
         reserved=fields.get("reserved", by_name(number(0, 1, above=True), "parts by team: {search: 0.25}"), no_parts),
@@ -137,8 +116,8 @@ def read_provider(node: Node, faults: Faults, *, is_pool: bool = False) -> Provi
         parallel_n=fields.get("parallel_n", switch, wire in WITHOUT_N),
         responses=fields.find("responses", one_of("native", "chat")) == "native",
         hosted_tools=fields.get("hosted_tools", _HOSTED, HostedTools()),
-        timeouts=fields.get("timeouts", struct_of(partial(replace, usual), _TIMEOUTS), usual),
-        retries=fields.get("retries", struct_of(Retries, _RETRIES), Retries()),
+        timeouts=fields.get("timeouts", section_of(partial(replace, usual), _TIMEOUTS), usual),
+        retries=fields.get("retries", _RETRIES, Retries()),
         breaker=fields.get("breaker", read_breaker, BreakerPolicy()),
         allow_fields=frozenset(fields.get("allow_fields", list_of(text, what="field names"), nothing)),
         drop_fields=frozenset(fields.get("drop_fields", list_of(one_of(*DROPPABLE), what="field names"), nothing)),
@@ -155,7 +134,7 @@ def _endpoints(fields: Fields, wire: Format, *, is_pool: bool) -> tuple[Endpoint
         return ()
     read_url = _base_url(wire, is_azure=fields.has("api_version"))
     read = list_of(
-        struct_of(Endpoint, {"region": text, "base_url": read_url}, needed=("region", "base_url")),
+        section_of(Endpoint, {"region": text, "base_url": read_url}, needed=("region", "base_url")),
         what="endpoints",
         least=1,
     )
@@ -214,7 +193,7 @@ def _team_keys(fields: Fields, *, is_possible: bool) -> dict[str, tuple[str, ...
 
 def _aws(fields: Fields, wire: str, ways: list[str]) -> AwsAccount | None:
     """Read whose credentials sign requests to Bedrock: what AWS's own tools would take, where the file says nothing."""
-    said = fields.find("aws", struct_of(AwsAccount, {"profile": text}))
+    said = fields.find("aws", struct_of(AwsAccount))
     if said is not None and wire != "bedrock":
         return complain(fields.node("aws"), fields.faults, "only for the format bedrock")  # type: ignore[arg-type]
     account = said or (AwsAccount() if wire == "bedrock" and not ways else None)

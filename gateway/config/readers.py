@@ -8,14 +8,17 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from ipaddress import IPv4Network, IPv6Network, ip_interface
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
+
+from msgspec.structs import fields
 
 from billing.core.money import NanoDollars, to_nano
 from gateway.config.fields import NUMBER, WORDS_OF_YAML, Faults, Fields, Read, complain, is_empty, kind_of
 from gateway.config.tree import Items, Node, Scalar, Section
 from gateway.config.weakness import meant_variable, why_no_service, why_weak
 from gateway.core.clock import read_duration
+from gateway.core.settings import Count, Number, Part, Seconds, SecondsOrNone, Share
 from protocol.serving.redis_url import EXAMPLE, ONE, read_servers
 
 T = TypeVar("T")
@@ -262,17 +265,53 @@ def by_name(read: Read[T], right: str) -> Read[dict[str, T]]:
     return read_all
 
 
-def struct_of(kind: Callable[..., T], readers: Mapping[str, Read[Any]], needed: tuple[str, ...] = ()) -> Read[T]:
-    """Make a reader of a flat struct; keys that are absent keep the struct's own defaults."""
+def struct_of(kind: type[T], **said: Read[Any]) -> Read[T]:
+    """Make a reader of a struct: each field is read as its type says, but for those ``said``. One without a default is
+    needed."""
+
+    def read(node: Node, faults: Faults) -> T | None:
+        types = get_type_hints(
+            kind, include_extras=True
+        )  # told apart when it is needed: a file has few of all sections
+        each = fields(kind)  # type: ignore[arg-type]
+        readers = {one.name: said.get(one.name) or _reader_of(types[one.name]) for one in each}
+        return section_of(kind, readers, tuple(one.name for one in each if one.required))(node, faults)
+
+    return read
+
+
+def _reader_of(kind: Any) -> Read[Any]:
+    if (found := _OF_TYPES.get(kind)) is not None:
+        return found
+    several = get_args(kind)
+    if get_origin(kind) is Literal:
+        return one_of(*several)
+    return _reader_of(several[0]) if several else struct_of(kind)  # a type or None
+
+
+_OF_TYPES: dict[Any, Read[Any]] = {
+    str: text,
+    bool: switch,
+    Seconds: duration,
+    SecondsOrNone: duration_or_zero,
+    Part: number(0, 1),
+    Share: number(0, 1, above=True),
+    Count: integer(0),
+    Number: integer(1),
+}
+
+
+def section_of(kind: Callable[..., T], readers: Mapping[str, Read[Any]], needed: tuple[str, ...] = ()) -> Read[T]:
+    """Make a reader of a section of known keys; those that are absent keep the defaults of ``kind``."""
 
     def read(node: Node, faults: Faults) -> T | None:
         before = len(faults)
-        fields = Fields(node, node.path, faults)
+        section = Fields(node, node.path, faults)
         found = {
-            key: fields.need(key, one, None, "every entry needs it") if key in needed else fields.find(key, one)
+            key: section.need(key, one, None, "every entry needs it") if key in needed else section.find(key, one)
             for key, one in readers.items()
         }
-        fields.close()
+        section.close()
         values = {key: value for key, value in found.items() if value is not None}
         return kind(**values) if len(faults) == before and values.keys() >= {*needed} else None
 

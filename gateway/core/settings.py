@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from msgspec import Struct, field
 
@@ -14,6 +14,11 @@ from billing.core.money import NanoDollars
 from billing.core.prices import Price, free
 from router.catalog.catalog import AutoRoute, Canary, Catalog
 from router.catalog.targets import Endpoint, ModelSpec
+
+# What a setting may be, as gateway/config/readers.py reads it.
+Seconds, SecondsOrNone = Annotated[float, "above zero"], Annotated[float, "zero or more"]
+Part, Share = Annotated[float, "0 to 1"], Annotated[float, "above 0 and at most 1"]
+Count, Number = Annotated[int, "zero or more"], Annotated[int, "one or more"]
 
 
 class Timeouts(Struct, frozen=True, kw_only=True):
@@ -29,11 +34,11 @@ class Retries(Struct, frozen=True, kw_only=True):
 
 
 class BreakerPolicy(Struct, frozen=True, kw_only=True):
-    window: float = 30.0
-    min_requests: int = 10
-    failure_ratio: float = 0.5
-    open_for: float = 15.0
-    probes: int = 2
+    window: Seconds = 30.0
+    min_requests: Number = 10
+    failure_ratio: Share = 0.5
+    open_for: Seconds = 15.0
+    probes: Number = 2
 
 
 PRICED_TIERS = ("flex", "priority")  # of OpenAI: answers later for less, or sooner for more
@@ -85,8 +90,8 @@ class Prefill(Struct, frozen=True, kw_only=True):
     """By which replicas long prompts of a provider's models are computed."""
 
     provider: str  # another one of our own engine
-    tokens: int = 2048  # about, that are not cached where the reply is made, from which on they compute it,
-    share: float = 0.7  # and of the prompt
+    tokens: Count = 2048  # about, that are not cached where the reply is made, from which on they compute it,
+    share: Part = 0.7  # and of the prompt
 
 
 EVERY_TEAM = "*"
@@ -137,10 +142,10 @@ class Scaling(Struct, frozen=True, kw_only=True):
 
     min: int = 1  # replicas that are always warm; 0: none while nothing is asked
     max: int
-    ttft: float = 1.0  # promised to nine calls of ten
-    cold_start: float = 120.0  # from a higher target to calls taken
+    ttft: Seconds = 1.0  # promised to nine calls of ten
+    cold_start: Seconds = 120.0  # from a higher target to calls taken
     headroom: float = 0.1  # of the demand, above it
-    down_after: float = 300.0  # for which fewer must have been enough
+    down_after: Seconds = 300.0  # for which fewer must have been enough
     asleep: int = 0  # replicas beyond the target that sleep rather than end, at most
 
 
@@ -158,13 +163,13 @@ class EngineSpec(Struct, frozen=True, kw_only=True):
 class Rollout(Struct, frozen=True, kw_only=True):
     """How replicas are replaced. Times are seconds."""
 
-    healthy_within: float = 600.0  # from its start to calls taken
-    canary: float = 30.0  # for which a new one takes calls before an old one goes
-    share: float = 0.1  # of conversations, that new ones answer
-    stand: float = 60.0  # for which they do, before the rest is replaced
-    max_error_rate: float = 0.02  # of a new one's calls meanwhile; and by which new ones may fail more than old ones
+    healthy_within: Seconds = 600.0  # from its start to calls taken
+    canary: SecondsOrNone = 30.0  # for which a new one takes calls before an old one goes
+    share: Part = 0.1  # of conversations, that new ones answer
+    stand: SecondsOrNone = 60.0  # for which they do, before the rest is replaced
+    max_error_rate: Part = 0.02  # of a new one's calls meanwhile; and by which new ones may fail more than old ones
     max_slowdown: float = 1.3  # of first tokens, beside those of old ones
-    drain: float = 120.0  # that its running replies get at its end
+    drain: SecondsOrNone = 120.0  # that its running replies get at its end
 
 
 class Pool(Struct, frozen=True, kw_only=True):
@@ -203,10 +208,10 @@ class TeamSafety(Struct, frozen=True, kw_only=True):
 
 
 class AbuseSettings(Struct, frozen=True, kw_only=True):
-    blocks: int = 20  # that one key may meet in a window; 0: any number
-    window: float = 600.0
-    pause: float = 60.0  # for which its calls are then refused
-    pause_unusual: float = 0.0  # the same for a key whose day is nothing like its past; 0: it is told of, no more
+    blocks: Count = 20  # that one key may meet in a window; 0: any number
+    window: Seconds = 600.0
+    pause: Seconds = 60.0  # for which its calls are then refused
+    pause_unusual: Seconds = 0.0  # the same for a key whose day is nothing like its past; 0: it is told of, no more
 
 
 # What an outside checker speaks: OpenAI's moderation API, or chat completions with a model that answers as Llama Guard.
@@ -219,7 +224,7 @@ class CheckerSettings(Struct, frozen=True, kw_only=True):
     model: str | None = None  # its name there; a Llama Guard has one
     judges: Literal["input", "output", "both"] = "input"
     api_key: str | None = None
-    deadline: float = 0.5
+    deadline: Seconds = 0.5
     on_failure: Literal["allow", "block"] = "allow"
 
 
@@ -240,27 +245,27 @@ class Safety(Struct, frozen=True, kw_only=True):
 
 
 class QuotaSettings(Struct, frozen=True, kw_only=True):
-    standalone_share: float = 0.25
+    standalone_share: Share = 0.25
 
 
 class QueueSettings(Struct, frozen=True, kw_only=True):
-    per_team: int = 64
-    wait: float = 10.0
+    per_team: Count = 64
+    wait: Seconds = 10.0
 
 
 class Retention(Struct, frozen=True, kw_only=True):
-    usage: float = 400 * 86400.0
-    batch_files: float = 30 * 86400.0
-    idempotency: float = 86400.0
-    responses: float = 30 * 86400.0  # 0: none is stored
-    contents: float = 30 * 86400.0  # of calls, at the most, where a team wants them kept; 0: none are
+    usage: Seconds = 400 * 86400.0
+    batch_files: Seconds = 30 * 86400.0
+    idempotency: Seconds = 86400.0
+    responses: SecondsOrNone = 30 * 86400.0  # 0: none is stored
+    contents: SecondsOrNone = 30 * 86400.0  # of calls, at the most, where a team wants them kept; 0: none are
 
 
 class BatchLimits(Struct, frozen=True, kw_only=True):
     """Of each team."""
 
-    queued_tokens: int = 1_000_000_000
-    stored_bytes: int = 20_000_000_000
+    queued_tokens: Number = 1_000_000_000
+    stored_bytes: Number = 20_000_000_000
 
 
 # Which calls go by the cache: "on" are those for the likeliest answer, "all" sampled answers and tool calls too.
@@ -328,9 +333,9 @@ ALL_TOOLS = frozenset({"*"})
 
 
 class McpTimeouts(Struct, frozen=True, kw_only=True):
-    connect: float = 2.0
-    answer: float = 60.0  # until the answer begins
-    total: float = 300.0
+    connect: Seconds = 2.0
+    answer: Seconds = 60.0  # until the answer begins
+    total: Seconds = 300.0
 
 
 class McpServer(Struct, frozen=True, kw_only=True):
@@ -375,7 +380,7 @@ class Tracing(Struct, frozen=True, kw_only=True):
     """Where traces of calls go, and metrics with them."""
 
     url: str  # of an OpenTelemetry collector, without /v1/traces or /v1/metrics
-    share: float = 1.0  # of the calls that come without a traceparent
+    share: Part = 1.0  # of the calls that come without a traceparent
     metrics: bool = False  # whether metrics are sent there, too
 
 
