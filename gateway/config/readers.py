@@ -270,9 +270,7 @@ def struct_of(kind: type[T], **said: Read[Any]) -> Read[T]:
     needed."""
 
     def read(node: Node, faults: Faults) -> T | None:
-        types = get_type_hints(
-            kind, include_extras=True
-        )  # told apart when it is needed: a file has few of all sections
+        types = get_type_hints(kind, include_extras=True)  # now: a file has few of all sections
         each = fields(kind)  # type: ignore[arg-type]
         readers = {one.name: said.get(one.name) or _reader_of(types[one.name]) for one in each}
         return section_of(kind, readers, tuple(one.name for one in each if one.required))(node, faults)

@@ -16,9 +16,12 @@ from router.catalog.catalog import AutoRoute, Canary, Catalog
 from router.catalog.targets import Endpoint, ModelSpec
 
 # What a setting may be, as gateway/config/readers.py reads it.
-Seconds, SecondsOrNone = Annotated[float, "above zero"], Annotated[float, "zero or more"]
-Part, Share = Annotated[float, "0 to 1"], Annotated[float, "above 0 and at most 1"]
-Count, Number = Annotated[int, "zero or more"], Annotated[int, "one or more"]
+Seconds = Annotated[float, "above zero"]
+SecondsOrNone = Annotated[float, "zero or more"]
+Part = Annotated[float, "0 to 1"]
+Share = Annotated[float, "above 0 and at most 1"]
+Count = Annotated[int, "zero or more"]
+Number = Annotated[int, "one or more"]
 
 
 class Timeouts(Struct, frozen=True, kw_only=True):
