@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import asyncpg
 import structlog
@@ -28,8 +28,7 @@ from gateway.core.client_addresses import is_among
 from gateway.core.clock import Clock
 from gateway.core.errors import AddressNotAllowed
 from gateway.core.keys import ADMIN_KEY_PREFIX, JWT_PREFIX, KEY_PREFIX, SESSION_PREFIX, fingerprint, key_digest
-from gateway.core.principals import ACCESS_CHANNEL, Admin, Caller
-from gateway.identity.tokens import TeamTokens
+from gateway.core.principals import ACCESS_CHANNEL, Admin, Caller, TokenKey
 from gateway.storage.database import Database
 from gateway.storage.schema import DRIVER_ERRORS
 from protocol.errors import InvalidKey, Overloaded
@@ -51,6 +50,16 @@ _ADMIN_KEY_SHAPE = re.compile(rf"{ADMIN_KEY_PREFIX}[A-Za-z0-9_-]{{43}}")
 _SESSION_SHAPE = re.compile(rf"{SESSION_PREFIX}[A-Za-z0-9_-]{{43}}")
 
 
+class Tokens(Protocol):
+    """What knows tokens of identity providers."""
+
+    async def key_of(self, token: str) -> TokenKey:
+        """Return the key that a token stands for. Raises InvalidKey, Overloaded."""
+
+    async def make(self, key: TokenKey) -> bool:
+        """Make a key that tokens stand for; return whether it is there now. Raises Overloaded."""
+
+
 class Authenticator:
     """Knows callers by their keys. ``run`` keeps what it remembers true."""
 
@@ -62,7 +71,7 @@ class Authenticator:
         admin_keys: Sequence[str],
         other_peppers: Sequence[str] = (),
         metrics_keys: Sequence[str] = (),
-        tokens: TeamTokens | None = None,
+        tokens: Tokens | None = None,
     ) -> None:
         self._database = database
         self._clock = clock
@@ -193,7 +202,7 @@ class Authenticator:
         is_over = admin is not None and admin.expires_at is not None and admin.expires_at <= self._clock.now()
         return None if is_over else admin
 
-    async def _caller_by_token(self, tokens: TeamTokens, token: str, address: str) -> Caller:
+    async def _caller_by_token(self, tokens: Tokens, token: str, address: str) -> Caller:
         """Return the caller whose key a token of an identity provider stands for; the key is made when the first token
         comes."""
         try:

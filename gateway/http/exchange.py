@@ -16,7 +16,6 @@ from gateway.core.json_text import to_json
 from gateway.core.parts import Parts
 from gateway.core.principals import Admin, Caller
 from gateway.overload.body_memory import BodyRoom
-from gateway.overload.read_limit import StoredLimit
 from gateway.storage.audit_log import Act
 from gateway.storage.database import Database
 from protocol.errors import BadRequest, invalid_value
@@ -76,14 +75,6 @@ def caller_of(request: AnyRequest) -> Caller:
     """Return the caller of a request to a team's route."""
     caller: Caller = request.scope["state"]["caller"]
     return caller
-
-
-def counted_team(request: AnyRequest) -> str:
-    """Count a use of stored responses, conversations, batches or files, which each asks Postgres and counts against no
-    rate, and return whose it is. Raises RateLimited."""
-    team_id = caller_of(request).team.id
-    part_of(request, StoredLimit).take(team_id)
-    return team_id
 
 
 def principal_of(request: AnyRequest) -> Caller | Admin:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -22,8 +22,6 @@ from gateway.core.errors import ContentPolicyViolation
 from gateway.dialects.endpoint import Asked, ReplyFacts, ReplyWriter
 from gateway.dialects.responses import RESEND, as_chat_after, own_items
 from gateway.dialects.responses_writer import CompactionWriter, ResponsesWriter
-from gateway.stored_responses.compaction import Summaries
-from gateway.stored_responses.conversations import ConversationStore
 from gateway.stored_responses.local_turns import OWN_FIELDS, ConnectionTurns
 from gateway.stored_responses.store import Chain, ResponseStore
 from gateway.stored_responses.turns import LARGEST, Turn, told_items_of
@@ -48,13 +46,36 @@ BeforeEnd = Callable[[ReplyFacts, Ending], Awaitable[None]]
 log = structlog.get_logger(__name__)
 
 
+class Conversations(Protocol):
+    """What a response needs of the conversation that it names."""
+
+    async def items(self, team_id: str, conversation_id: str) -> Items:
+        """Return its items. Raises NotFound, StoredResponseUnreadable."""
+
+    async def add(self, team_id: str, conversation_id: str, told: Sequence[dict[str, Any]]) -> int:
+        """Add items at its end, all of them; return their bytes. Raises NotFound, StorageFull."""
+
+
+class Summaries(Protocol):
+    """What makes items of compacted conversations, and reads them."""
+
+    def seal(self, team_id: str, summary: str) -> str:
+        """Return the ``encrypted_content`` of a summary."""
+
+    def opened(self, team_id: str, items: Items, where: str) -> Items:
+        """Return items with each summary as what a user says. Raises BadRequest."""
+
+    async def refuse_empty(self, reply: ReplyFacts, ending: Ending) -> None:
+        """Raise UpstreamError for an answer without a summary."""
+
+
 class ResponseMemory:
     """What the calls of one process read of stored responses, and add to them."""
 
     def __init__(
         self,
         store: ResponseStore,
-        conversations: ConversationStore,
+        conversations: Conversations,
         summaries: Summaries,
         clock: Clock,
         most_bytes: int,

@@ -28,13 +28,13 @@ from gateway.http.exchange import (
     act_of,
     answer,
     caller_of,
-    counted_team,
     openai_page,
     part_of,
     read_body,
     read_query,
     transaction,
 )
+from gateway.http.routes.stored.counting import counted_team
 from gateway.storage.audit_log import record_act
 from gateway.storage.database import Database
 from protocol.decoding import decode, has_more_values

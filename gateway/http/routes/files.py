@@ -23,7 +23,6 @@ from gateway.http.exchange import (
     AnyRequest,
     answer,
     caller_of,
-    counted_team,
     openai_page,
     part_of,
     read_order,
@@ -31,6 +30,7 @@ from gateway.http.exchange import (
     transaction,
 )
 from gateway.http.routes.batch import JSONL
+from gateway.http.routes.stored.counting import counted_team
 from gateway.storage.database import Database
 
 LONGEST_LIST = 10_000  # files

@@ -25,17 +25,9 @@ from gateway.batch.store import cancel_batch, list_batches
 from gateway.core.clock import Clock
 from gateway.dialects.messages import ENDPOINT
 from gateway.http.current_edition import edition_of
-from gateway.http.exchange import (
-    AnyRequest,
-    answer,
-    caller_of,
-    counted_team,
-    part_of,
-    read_body,
-    read_query,
-    transaction,
-)
+from gateway.http.exchange import AnyRequest, answer, caller_of, part_of, read_body, read_query, transaction
 from gateway.http.routes.batch import decode_requests, submission_of
+from gateway.http.routes.stored.counting import counted_team
 from gateway.storage.database import Database
 from protocol.errors import BadRequest
 

@@ -17,13 +17,13 @@ from gateway.dialects.responses import check_items
 from gateway.http.exchange import (
     AnyRequest,
     answer,
-    counted_team,
     part_of,
     read_body,
     read_order,
     read_parameters,
     read_query,
 )
+from gateway.http.routes.stored.counting import counted_team
 from gateway.stored_responses.conversations import Conversation, ConversationStore
 from gateway.stored_responses.memory import ResponseMemory
 from gateway.stored_responses.store import OF_A_CONVERSATION

@@ -18,7 +18,6 @@ from gateway.http.exchange import (
     AnyRequest,
     answer,
     caller_of,
-    counted_team,
     part_of,
     read_order,
     read_parameters,
@@ -26,6 +25,7 @@ from gateway.http.exchange import (
     read_whole,
 )
 from gateway.http.inference_port import inference_of
+from gateway.http.routes.stored.counting import counted_team
 from gateway.http.websocket.protocol import SOCKET
 from gateway.http.websocket.session import ResponseSession
 from gateway.stored_responses.background import BackgroundResponses
