@@ -10,6 +10,7 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -20,7 +21,7 @@ from gateway.storage.database import Database
 from tests.support import servers
 from tests.support.clock import SetClock
 from tests.support.databases import Databases
-from tests.support.longest import SECONDS
+from tests.support.longest import GROUPS, SECONDS, group_of, seconds_of
 from tests.support.rewriting import do_share
 from tests.support.soak_table import pytest_runtest_logreport, pytest_sessionfinish, pytest_sessionstart
 
@@ -75,10 +76,20 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, so that the processes end at about the same time."""
-    assert not (gone := [path for path in SECONDS if not (ROOT / path).exists()]), gone
-    times = {path: SECONDS.get(path.relative_to(ROOT).as_posix(), 0) for path in {item.path for item in items}}
+    """Begin with what takes longest, so that the processes end at about the same time."""
+    assert not (gone := [path for path in {**SECONDS, **GROUPS} if not (ROOT / path).exists()]), gone
+    times = {path: seconds_of(group_of(path.relative_to(ROOT).as_posix())) for path in {item.path for item in items}}
     items.sort(key=lambda item: -times[item.path])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where files go to processes, some go together."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.support.scheduling import LoadGroupScheduling
+
+    return LoadGroupScheduling(config, log)
 
 
 @pytest.fixture(scope="session")

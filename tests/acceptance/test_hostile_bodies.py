@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.support.engine_server import running_engine_server
 from tests.support.fault_house import running_fault_house
@@ -108,11 +109,23 @@ def _gateways_own() -> dict[str, tuple[str, Callable[[], bytes]]]:
 GATEWAYS = bodies("wide", "claude") | _gateways_own()
 ENGINES = bodies("tiny", "tiny")
 # Both read bodies by the same decoder: in a commit an engine gets those that its own checks, templates and tokens take
-# long with; all in a soak.
+# long with, a gateway one of each kind that another part of it takes long with; all in a soak.
 AT_ONCE = (
     *("an unclosed string", "nested arrays", "many messages", "messages in turns", "many calls", "many tools"),
     *("a deep tool", "words", "a text without blanks", "token ids"),
 )
+AT_ONCE_AT_GATEWAY = (
+    *("an unclosed string", "nested arrays", "objects", "many messages, translated", "many calls", "many tools"),
+    *("arguments of arrays", "a deep tool", "words", "a text without blanks", "a picture", "token ids"),
+    *("texts to embed", "results of Anthropic's", "turns to count", "a route to explain", "texts to moderate"),
+    *("a batch of many", "a batch of arrays"),
+)
+
+
+def sampled(names: Iterable[str], at_once: tuple[str, ...]) -> list[ParameterSet]:
+    """Return the names for a test, those that are not tried at once marked ``soak``."""
+    assert {*at_once} <= {*names}
+    return [pytest.param(name, marks=[pytest.mark.soak] * (name not in at_once)) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +158,7 @@ def pulse_at_engine(engine: str) -> Iterator[Pulse]:
         yield pulse
 
 
-@pytest.mark.parametrize("name", GATEWAYS)
+@pytest.mark.parametrize("name", sampled(GATEWAYS, AT_ONCE_AT_GATEWAY))
 def test_beside_any_body_a_gateway_answers_others(name: str, gateway: tuple[str, str], pulse_at_gateway: Pulse) -> None:
     """Within a second, be the body answered or refused; and no body makes it fail."""
     path, body = GATEWAYS[name]
@@ -158,9 +171,7 @@ def test_beside_any_body_a_gateway_answers_others(name: str, gateway: tuple[str,
     assert waited < WITHIN * slowness
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.soak] * (name not in AT_ONCE)) for name in ENGINES]
-)
+@pytest.mark.parametrize("name", sampled(ENGINES, AT_ONCE))
 def test_beside_any_body_an_engine_answers_others(name: str, engine: str, pulse_at_engine: Pulse) -> None:
     """The same bodies, at the engine's front."""
     path, body = ENGINES[name]

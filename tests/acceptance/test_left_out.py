@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-from anthropic import Anthropic, beta_tool
 
 from tests.support.house import House
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -104,6 +103,8 @@ def test_what_would_mean_something_else_is_refused_by_its_name(
 
 def test_anthropics_tool_runner_goes_on_without_a_thread(house: House, upstream: ScriptedUpstream) -> None:
     """It asks for one unless told not to, and sends all turns once it hears that there is none."""
+    from anthropic import Anthropic, beta_tool  # see tests/support/longest.py
+
     opened: list[int] = []
 
     @beta_tool

@@ -18,6 +18,17 @@ WHOLE = pytest.mark.soak
 STEPS = 120  # of each of three, in the stress
 
 
+def in_turns(other: str, one: object, two: object, every: int) -> pytest.MarkDecorator:
+    """Have each verb go first, in a commit with one of two values of ``other`` by turns and ``every`` second verb that
+    comes by, in a soak with both and all."""
+    first = VERBS.index
+    cases = [
+        *(pytest.param(verb, (one, two)[first(verb) % 2], every, id=f"{verb!r}-some") for verb in VERBS),
+        *(pytest.param(verb, value, 1, marks=WHOLE, id=f"{verb!r}-{value}") for verb in VERBS for value in (one, two)),
+    ]
+    return pytest.mark.parametrize(("first", other, "every"), cases)
+
+
 @pytest.fixture
 async def track(database: Database, clock: SetClock) -> AsyncIterator[Track]:
     """A prepared database with seats to race from."""
@@ -27,9 +38,7 @@ async def track(database: Database, clock: SetClock) -> AsyncIterator[Track]:
     await track.close()
 
 
-@pytest.mark.parametrize("every", [6, pytest.param(1, marks=WHOLE)])
-@pytest.mark.parametrize("state", ["fresh", "used"])
-@pytest.mark.parametrize("first", VERBS, ids=repr)
+@in_turns("state", "fresh", "used", every=6)
 async def test_two_meet_at_a_lock(state: str, first: Verb, every: int, track: Track) -> None:
     """One is stopped at each of its rows, with what it has locked by then; another begins; then both go on."""
     ours, theirs, _ = track.seats
@@ -52,9 +61,7 @@ async def test_two_meet_at_a_lock(state: str, first: Verb, every: int, track: Tr
     assert passed > 1
 
 
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=WHOLE)])
-@pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
-@pytest.mark.parametrize("first", VERBS, ids=repr)
+@in_turns("commits", True, False, every=3)
 async def test_one_waits_for_another_that_is_open(first: Verb, commits: bool, every: int, track: Track) -> None:
     """One has said all and not committed yet; another begins; then the first commits, or takes it all back."""
     ours, theirs, _ = track.seats

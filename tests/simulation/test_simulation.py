@@ -9,7 +9,7 @@ from tests.simulation.story import FEW, Plan, story
 from tests.simulation.world import World
 
 
-@pytest.mark.parametrize("seed", range(20))  # 20,000 calls; a million others in a soak
+@pytest.mark.parametrize("seed", range(10))  # 10,000 calls; a million others in a soak
 def test_the_invariants_hold_whatever_befalls(seed: int) -> None:
     """A thousand calls among crashes, partitions, failovers, clocks, disks and caps that move."""
     world = World(seed)
@@ -20,7 +20,7 @@ def test_the_invariants_hold_whatever_befalls(seed: int) -> None:
     assert len(world.model.rows) > 100
 
 
-@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 30), marks=pytest.mark.soak)], ids=["some", "many"])
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 30), marks=pytest.mark.soak)], ids=["some", "many"])
 @pytest.mark.parametrize("plan", FEW, ids=["limits", "all faults"])
 def test_idle_room_comes_back_where_little_is_asked(plan: Plan, seeds: range) -> None:
     """Room that is drawn and unused beside a tight balance goes back in its time, whatever befalls and is lost."""

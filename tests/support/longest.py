@@ -1,5 +1,6 @@
-# The test files that take longest, begun first so that the processes end at about the same time: seconds in a whole run
-# by four processes on two cores with little beside it. Only their order matters; measured by `--durations=0`.
+# Which test files take longest, and which a process should run together. What takes longest is begun first, so that the
+# processes end at about the same time: seconds in a whole run by four processes on two cores with little beside it.
+# Only their order matters; measured by `--durations=0`.
 
 from __future__ import annotations
 
@@ -67,3 +68,45 @@ SECONDS = {
     "integration/test_quotas.py": 16,
     "integration/test_http_server.py": 15,
 }
+
+# What is imported or started by the first test that needs it, once in each process that runs one, with the seconds of
+# CPU that this takes; and whose tests do. The files of each go to one process: the others never pay for it.
+TOGETHER = {
+    "models of transformers, sympy and torch's compiler (5)": (
+        "integration/gpu_backend/test_demo_answers.py",
+        "integration/gpu_backend/test_generation.py",
+        "integration/gpu_backend/test_gpu_suite.py",
+        "integration/gpu_backend/test_logits.py",
+        "integration/gpu_backend/test_pictures.py",
+        "unit/gpu_backend/hardware/test_memory_reserve.py",
+        "unit/gpu_backend/models/test_draft_heads.py",
+        "unit/gpu_backend/sampling/test_adjustments.py",
+        "unit/gpu_backend/server/checkpoint/test_chat_template.py",
+    ),
+    "Anthropic's client (1.5), services forked from a process of theirs (1.5)": (
+        "acceptance/test_another_endpoint.py",
+        "acceptance/test_anthropic_documents.py",
+        "acceptance/test_anthropic_sdk.py",
+        "acceptance/test_batches.py",
+        "acceptance/test_canaries.py",
+        "acceptance/test_clients_defaults.py",
+        "acceptance/test_hostile_bodies.py",
+        "acceptance/test_idempotency_without_postgres.py",
+        "acceptance/test_left_out.py",
+        "acceptance/test_refused_statements.py",
+        "faults/test_idempotency.py",
+        "faults/test_money.py",
+        "integration/test_forked_services.py",
+    ),
+}
+GROUPS = {path: name for name, paths in TOGETHER.items() for path in paths}
+
+
+def group_of(path: str) -> str:
+    """Return what the tests of a file, by its path in `tests`, are run together with: the file alone, or a group."""
+    return GROUPS.get(path, path)
+
+
+def seconds_of(group: str) -> float:
+    """Return how long a file or a group takes."""
+    return sum(SECONDS.get(path, 0) for path in TOGETHER.get(group, (group,)))
