@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import Any
+
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -35,7 +38,31 @@ metadata = MetaData(
 )
 
 ZERO = text("0")
+
+
+def _words(*names: str, is_key: bool = False, collation: str | None = None) -> list[Column[str]]:
+    """Return columns of text that each row has."""
+    return [Column(name, Text(collation=collation), primary_key=is_key, nullable=False) for name in names]
+
+
+def _sums(*names: str) -> list[Column[int]]:
+    """Return columns of whole numbers that begin at 0."""
+    return [Column(name, BigInteger, nullable=False, server_default=ZERO) for name in names]
+
+
+def _moments(*names: str) -> list[Column[datetime]]:
+    """Return columns of moments that each row has."""
+    return [Column(name, DateTime(timezone=True), nullable=False) for name in names]
+
+
 IS_OF_VALUE = "scope ~ '^(user|tag):'"  # billing.core.holds.OF_VALUES
+
+
+def _of_one_row(name: str, column: Column[Any]) -> Table:
+    """Return a table that has one row, or none yet."""
+    key = Column("id", SmallInteger, primary_key=True, server_default=text("1"))
+    return Table(name, metadata, key, column, CheckConstraint("id = 1", name="one_row"))
+
 
 # Partitioned by ``day``, the UTC day inside the request id, so that a record delivered twice meets itself in one
 # partition, and retention drops whole partitions. Days without a partition of their own fall into usage_records_rest.
@@ -44,23 +71,12 @@ usage_records = Table(
     metadata,
     Column("day", Date, primary_key=True),
     Column("request_id", Uuid, primary_key=True),
-    Column("team_id", Text, nullable=False),
-    Column("key_id", Text, nullable=False),
-    Column("endpoint", Text, nullable=False),
-    Column("model_asked", Text, nullable=False),
-    Column("model_used", Text, nullable=False),
-    Column("provider", Text, nullable=False),
-    Column("provider_endpoint", Text, nullable=False),
-    Column("tier", Text, nullable=False),
-    Column("priority", Text, nullable=False),
-    Column("status", Text, nullable=False),  # billing.core.records.Status
+    *_words("team_id", "key_id", "endpoint", "model_asked", "model_used", "provider", "provider_endpoint"),
+    *_words("tier", "priority", "status"),  # billing.core.records.Status
     *[Column(name, Integer, nullable=False) for name in TOKENS],
     *[Column(name, BigInteger, nullable=False) for name in COSTS],
-    *[Column(name, BigInteger, nullable=False, server_default=ZERO) for name in SAVINGS],
-    Column("queue_ms", Double),
-    Column("first_token_ms", Double),
-    Column("prefill_ms", Double),
-    Column("decode_ms", Double),
+    *_sums(*SAVINGS),
+    *[Column(name, Double) for name in ("queue_ms", "first_token_ms", "prefill_ms", "decode_ms")],
     Column("total_ms", Double, nullable=False),
     Column("route_reason", Text, nullable=False),
     Column("complexity", Double),
@@ -68,11 +84,10 @@ usage_records = Table(
     Column("client_request_id", Text),
     Column("user_tag", Text),
     Column("metadata", JSONB),
-    Column("created_at", DateTime(timezone=True), nullable=False),
+    *_moments("created_at"),
     Column("booked_on", Date),  # the day of booking, when ``day`` was already closed; else null
     Column("owner", Text, nullable=False, server_default=""),  # the process that held the call: owners.id
-    Column("held_tokens", BigInteger, nullable=False, server_default=ZERO),
-    Column("held_nanousd", BigInteger, nullable=False, server_default=ZERO),
+    *_sums("held_tokens", "held_nanousd"),
     Column("units", JSONB),  # what was priced beside tokens: protocol.usage.UNITS
     Column("price", Text, nullable=False, server_default=""),  # price_editions.edition: what its cost was reckoned by
     Column("held_models", ARRAY(Text)),  # whose own limits the call held: of these its owner's leases know
@@ -97,14 +112,10 @@ price_editions = Table(
 usage_daily = Table(
     "usage_daily",
     metadata,
-    Column("team_id", Text, primary_key=True),
-    Column("day", Date, primary_key=True),
-    Column("booked_on", Date, primary_key=True),
-    Column("key_id", Text, primary_key=True),
-    Column("model_used", Text, primary_key=True),
-    Column("tier", Text, primary_key=True),
-    Column("status", Text, primary_key=True),
-    *[Column(name, BigInteger, nullable=False, server_default=ZERO) for name in ("calls", *TOKENS, *COSTS, *SAVINGS)],
+    *_words("team_id", is_key=True),
+    *[Column(name, Date, primary_key=True) for name in ("day", "booked_on")],
+    *_words("key_id", "model_used", "tier", "status", is_key=True),
+    *_sums("calls", *TOKENS, *COSTS, *SAVINGS),
     Index("usage_daily_day_idx", "day"),
 )
 
@@ -116,18 +127,10 @@ usage_series = Table(
     metadata,
     Column("at", DateTime(timezone=True), nullable=False),  # when its minute or hour begins, by the moment in the id
     Column("step", SmallInteger, nullable=False),  # billing.ledger.series: MINUTE, SEALED_MINUTE, HOUR, HOUR_OF_ALL
-    Column("team_id", Text, nullable=False),
-    Column("key_id", Text, nullable=False),
-    Column("model_used", Text, nullable=False),
-    Column("provider", Text, nullable=False),
-    Column("status", Text, nullable=False),  # billing.core.records.Status, or "refused"
-    Column("tier", Text, nullable=False),
-    Column("route_reason", Text, nullable=False),
+    *_words("team_id", "key_id", "model_used", "provider"),
+    *_words("status", "tier", "route_reason"),  # billing.core.records.Status, or "refused"
     Column("code", Text, nullable=False, server_default=""),  # why calls were refused
-    *[
-        Column(name, BigInteger, nullable=False, server_default=ZERO)
-        for name in ("calls", "cached", *TOKENS, *COSTS, *SAVINGS)
-    ],
+    *_sums("calls", "cached", *TOKENS, *COSTS, *SAVINGS),
     Column("first_token", ARRAY(BigInteger)),  # a histogram: billing.ledger.series.bucket_of
     Column("total", ARRAY(BigInteger)),  # likewise, of all the time of each call
     Index("usage_series_step_at_idx", "step", "at"),
@@ -140,36 +143,27 @@ owners = Table(
     "owners",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("beat", BigInteger, nullable=False, server_default=ZERO),
-    Column("started_at", DateTime(timezone=True), nullable=False),
-    Column("seen_at", DateTime(timezone=True), nullable=False),
+    *_sums("beat"),
+    *_moments("started_at", "seen_at"),
     Column("ended_at", DateTime(timezone=True)),  # its last segment is in the ledger, and its leases are given back
     Column("lost_at", DateTime(timezone=True)),  # not heard of for an hour: days close without it
     Column("set_again_at", DateTime(timezone=True)),  # when it last told its leases anew, after a failover
-    Column("watermark", DateTime(timezone=True), nullable=False),
+    *_moments("watermark"),
     Column("backlog", Integer, nullable=False, server_default=ZERO),
     Column("version", Text, nullable=False, server_default=""),
 )
 
 # When the database was last found to have forgotten what it had acknowledged: one row, or none.
-failovers = Table(
-    "failovers",
-    metadata,
-    Column("id", SmallInteger, primary_key=True, server_default=text("1")),
-    Column("found_at", DateTime(timezone=True), nullable=False),
-    CheckConstraint("id = 1", name="one_row"),
-)
+failovers = _of_one_row("failovers", _moments("found_at")[0])
 
 # What each scope may use of a period, and what of it the processes have drawn: drawn + corrected + grant <= cap.
 balances = Table(
     "balances",
     metadata,
-    Column("scope", Text(collation="C"), primary_key=True),  # billing.core.holds.Scope.name
-    Column("unit", Text(collation="C"), primary_key=True),  # "tokens" or "nanousd"
-    Column("period", Text(collation="C"), primary_key=True),  # "2026-11-22", or "2026-11" (money only)
+    # billing.core.holds.Scope.name; "tokens" or "nanousd"; "2026-11-22", or "2026-11" (money only)
+    *_words("scope", "unit", "period", is_key=True, collation="C"),
     Column("cap", BigInteger),  # null: as much as it likes
-    Column("drawn", BigInteger, nullable=False, server_default=ZERO),  # the sum of granted - returned of its leases
-    Column("corrected", BigInteger, nullable=False, server_default=ZERO),  # signed
+    *_sums("drawn", "corrected"),  # the sum of granted - returned of its leases; signed
     Column("tight_since", DateTime(timezone=True)),  # while nothing is granted beyond the need
     Index("balances_tight_since_idx", "tight_since", postgresql_where=text("tight_since IS NOT NULL")),
     # Those of end users and tags, to count and to page through.
@@ -180,14 +174,10 @@ balances = Table(
 leases = Table(
     "leases",
     metadata,
-    Column("owner", Text(collation="C"), primary_key=True),
-    Column("scope", Text(collation="C"), primary_key=True),
-    Column("unit", Text(collation="C"), primary_key=True),
+    *_words("owner", "scope", "unit", is_key=True, collation="C"),
     Column("day", Date, primary_key=True),
-    Column("granted", BigInteger, nullable=False, server_default=ZERO),
-    Column("returned", BigInteger, nullable=False, server_default=ZERO),
-    Column("spent", BigInteger, nullable=False, server_default=ZERO),  # by rows of the ledger that name the owner
-    Column("overdrawn", BigInteger, nullable=False, server_default=ZERO),  # of granted: what rows took beyond the lease
+    # spent: by rows of the ledger that name the owner; overdrawn: what of ``granted`` rows took beyond the lease
+    *_sums("granted", "returned", "spent", "overdrawn"),
     Index("leases_scope_unit_day_idx", "scope", "unit", "day"),
 )
 
@@ -196,26 +186,15 @@ turns = Table(
     "turns",
     metadata,
     Column("name", Text, primary_key=True),
-    Column("taken_at", DateTime(timezone=True), nullable=False),
+    *_moments("taken_at"),
     Column("told", Text, nullable=False, server_default=""),  # JSON
 )
 
 # Days whose accounts are closed: rows that come later carry ``booked_on``.
-closed_days = Table(
-    "closed_days",
-    metadata,
-    Column("day", Date, primary_key=True),
-    Column("closed_at", DateTime(timezone=True), nullable=False),
-)
+closed_days = Table("closed_days", metadata, Column("day", Date, primary_key=True), *_moments("closed_at"))
 
 # The first day whose rows the ledger has not dropped, once it has dropped some; one row. What is older is not inserted.
-ledger_memory = Table(
-    "ledger_memory",
-    metadata,
-    Column("id", SmallInteger, primary_key=True, server_default=text("1")),
-    Column("begins", Date, nullable=False),
-    CheckConstraint("id = 1", name="one_row"),
-)
+ledger_memory = _of_one_row("ledger_memory", Column("begins", Date, nullable=False))
 
 # What was booked by hand beside the calls, with who and why. Entries are only added: a wrong one is put right by
 # another.
@@ -230,29 +209,31 @@ corrections = Table(
     Column("model_used", Text),
     Column("tier", Text),  # of the call, when one is corrected
     Column("request_id", Uuid),  # the call that is corrected, when it is one
-    Column("input_tokens", BigInteger, nullable=False),  # signed, as are the others
-    Column("output_tokens", BigInteger, nullable=False),
-    Column("cost_nanousd", BigInteger, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("actor", Text, nullable=False),  # as in the audit log
-    Column("created_at", DateTime(timezone=True), nullable=False),
+    *[Column(name, BigInteger, nullable=False) for name in ("input_tokens", "output_tokens", "cost_nanousd")],  # signed
+    *_words("reason", "actor"),  # as in the audit log
+    *_moments("created_at"),
     Index("corrections_team_id_day_idx", "team_id", "day"),
     Index("corrections_day_idx", "day"),
 )
+
+
+def _replica() -> list[Column[Any]]:
+    """Return what is told of an engine replica: what it serves, and microseconds of its life, and of these in steps."""
+    model = (
+        Column("model", Text),
+        Column("gpus", Integer, nullable=False),
+    )  # its name in the catalogue, where it has one
+    times = [Column(name, BigInteger, nullable=False) for name in ("alive_us", "busy_us")]
+    return [*_words("provider", "endpoint"), *model, *times]  # usage_records.provider_endpoint
+
 
 # Engine replicas as they were last seen: their own counters since they started, so that what passed since can be told.
 instances = Table(
     "instances",
     metadata,
     Column("instance_id", Text, primary_key=True),  # another one after every start
-    Column("provider", Text, nullable=False),
-    Column("endpoint", Text, nullable=False),  # usage_records.provider_endpoint
-    Column("model", Text),  # its name in the catalogue, where it has one
-    Column("gpus", Integer, nullable=False),
-    Column("alive_us", BigInteger, nullable=False),  # microseconds since the start
-    Column("busy_us", BigInteger, nullable=False),  # of these, in steps
-    Column("first_seen", DateTime(timezone=True), nullable=False),
-    Column("last_seen", DateTime(timezone=True), nullable=False),
+    *_replica(),
+    *_moments("first_seen", "last_seen"),
     Column("load", JSONB, nullable=False),  # the engine's last report
     Index("instances_last_seen_idx", "last_seen"),
 )
@@ -264,12 +245,7 @@ instance_days = Table(
     Column("instance_id", Text, primary_key=True),
     Column("day", Date, primary_key=True),
     Column("gpu_hour_nanousd", BigInteger, primary_key=True),
-    Column("provider", Text, nullable=False),
-    Column("endpoint", Text, nullable=False),
-    Column("model", Text),
-    Column("gpus", Integer, nullable=False),
-    Column("alive_us", BigInteger, nullable=False),
-    Column("busy_us", BigInteger, nullable=False),
+    *_replica(),
     Index("instance_days_day_idx", "day"),
 )
 
