@@ -15,6 +15,15 @@ from billing.core.holds import DOLLAR_LIMITS, TOKEN_LIMITS, LimitName, RefusedHo
 from billing.core.money import to_text
 from protocol.errors import ServiceError
 
+PER = {
+    LimitName.REQUESTS_PER_MINUTE: "per minute",
+    LimitName.TOKENS_PER_MINUTE: "per minute",
+    LimitName.CONCURRENT_REQUESTS: "at a time",
+    LimitName.TOKENS_PER_DAY: "per day (UTC)",
+    LimitName.USD_PER_DAY: "per day (UTC)",
+    LimitName.USD_PER_MONTH: "per month (UTC)",
+}
+
 
 class RateLimited(ServiceError, status=429, code="rate_limit_exceeded"):
     """A limit has no room now, and will have some after ``retry-after``."""
@@ -52,7 +61,7 @@ def _refusal_error(refused: RefusedHold, fits: int | None) -> ServiceError:
     if refused.limit is LimitName.SCOPES_PER_DAY:
         return _too_many(refused)
     whose = _whose(scope)
-    limit = f"The limit of {_amount(refused, refused.cap)} {_per(refused.limit)} of {whose}"
+    limit = f"The limit of {_amount(refused, refused.cap)} {PER[refused.limit]} of {whose}"
     wanted = _amount(refused, refused.wanted)
     do_not_retry = {"x-should-retry": "false"}
     if refused.cap == 0 and refused.alone_exceeds:
@@ -126,17 +135,3 @@ def _amount(refused: RefusedHold, value: int) -> str:
 
 def _opens(limit: LimitName) -> str:
     return "on the first of the month, 00:00 UTC" if limit is LimitName.USD_PER_MONTH else "at 00:00 UTC"
-
-
-def _per(limit: LimitName) -> str:
-    match limit:
-        case LimitName.REQUESTS_PER_MINUTE | LimitName.TOKENS_PER_MINUTE:
-            return "per minute"
-        case LimitName.TOKENS_PER_DAY | LimitName.USD_PER_DAY:
-            return "per day (UTC)"
-        case LimitName.USD_PER_MONTH:
-            return "per month (UTC)"
-        case LimitName.CONCURRENT_REQUESTS:
-            return "at a time"
-        case LimitName.SCOPES_PER_DAY:
-            return "at 00:00 UTC"

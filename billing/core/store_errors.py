@@ -23,12 +23,9 @@ def postgres_refuses(exc: BaseException) -> bool:
     cause = _cause(exc)
     if isinstance(cause, asyncpg.QueryCanceledError):
         return True
-    return isinstance(cause, asyncpg.PostgresError) and not postgres_hung_up(exc)
-
-
-def postgres_hung_up(exc: BaseException) -> bool:
-    """Whether the connection was lost or ended in the middle of something: what was asked may be done or not."""
-    return isinstance(_cause(exc), asyncpg.PostgresConnectionError | asyncpg.OperatorInterventionError)
+    # One that hung up in the middle of something may have done it or not.
+    hung_up = isinstance(cause, asyncpg.PostgresConnectionError | asyncpg.OperatorInterventionError)
+    return isinstance(cause, asyncpg.PostgresError) and not hung_up
 
 
 def postgres_cannot_now(exc: BaseException) -> bool:

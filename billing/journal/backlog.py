@@ -1,4 +1,5 @@
 # Closed calls that wait to be flushed: where their closes lie in the segments, and those that the disk did not take.
+# Records that the ledger will never take are kept where operators find them.
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from msgspec import Struct
 from billing.core.ids import moment_of
 from billing.core.records import UsageRecord
 from billing.journal.adoption import close_at
-from billing.journal.rejected import put_aside
-from billing.journal.segments import TOO_OLD, Segment
+from billing.journal.segments import TOO_OLD, UNREADABLE, Segment
 
 TAKEN_BYTES = 8 * 1024 * 1024  # of records in one flush
 FRESH = 1000  # closes whose records stay in memory until they are flushed
+REJECTED = "rejected.jsonl"
 CLOSE_ROOM = 2048  # bytes a close may need beyond what its open took: names, times, attempts
 
 log = structlog.get_logger(__name__)
@@ -140,3 +141,32 @@ class Backlog:
         for place in places:
             self._fresh.pop((segment, place), None)
         self._free(segment)
+
+
+def put_aside(directory: Path, record: UsageRecord) -> Path | None:
+    """Keep a record that the ledger will never take; return the file, or None if the disk does not take it."""
+    path = directory / REJECTED
+    try:
+        with path.open("ab") as file:
+            file.write(_line(record) + b"\n")
+    except OSError as exc:
+        log.error("journal_not_put_aside", request_id=record.request_id, file=str(path), error=str(exc))
+        return None
+    return path
+
+
+def quarantined(directory: Path) -> int:
+    """Return how many files are kept for operators: with damage, with calls too old for the ledger, or with records
+    that it refuses."""
+    try:
+        names = [path.name for path in directory.iterdir()]
+    except OSError:  # ``Journal.check`` says so
+        return 0
+    return sum(name == REJECTED or name.endswith((UNREADABLE, TOO_OLD)) for name in names)
+
+
+def _line(record: UsageRecord) -> bytes:
+    try:
+        return msgspec.json.encode(record)
+    except (ValueError, TypeError, OverflowError):  # not even JSON: as Python shows it
+        return msgspec.json.encode({"request_id": ascii(record.request_id), "record": ascii(record)})

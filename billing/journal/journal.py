@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -23,9 +23,8 @@ from billing.core.errors import JournalFull
 from billing.core.ids import moment_of
 from billing.core.records import Served, UsageRecord, bounded, bounded_cost, bounded_usage
 from billing.journal.adoption import Progress, closes_in, seize_segments, settle_segment
-from billing.journal.backlog import CLOSE_ROOM, TAKEN_BYTES, Backlog, Closed
+from billing.journal.backlog import CLOSE_ROOM, Backlog, quarantined
 from billing.journal.kept import Kept
-from billing.journal.rejected import put_aside, quarantined
 from billing.journal.segments import HEAD, KEPT, SUFFIX, TOO_OLD, UNREADABLE, Fsync, Kind, Segment
 from protocol.usage import Usage
 
@@ -48,12 +47,12 @@ class Journal:
         self.on_record: Callable[[UsageRecord], None] | None = None  # is told how calls end, while something listens
         self._damaged = 0  # segments found with gaps
         self._clock = clock
-        self._kept = Kept(directory, clock)
+        self.kept_files = Kept(directory, clock)  # of neighbours, too
         self._segment_bytes = segment_bytes
         self._current: Segment | None = None
         self._segments: dict[Segment, None] = {}  # in the order in which they came
         self._open: dict[str, Segment] = {}  # calls that run, and where their records go
-        self._waiting = Backlog(directory, self._segments, self._free)
+        self.waiting = Backlog(directory, self._segments, self._free)  # closed calls that are to be flushed
         self._numbers = count()
         self._encode = msgspec.msgpack.Encoder().encode
 
@@ -93,14 +92,10 @@ class Journal:
         whether files are in quarantine."""
         try:
             self._segment_for(2 * CLOSE_ROOM).probe()
-        except OSError as exc:
-            cause: BaseException | None = exc
-        except JournalFull as exc:
-            cause = exc.__cause__
-        else:
-            return "quarantined" if self.quarantined else "ok"
-        is_full = isinstance(cause, OSError) and cause.errno in (*FULL, errno.EFBIG)
-        return "full" if is_full else "not writable"
+        except (OSError, JournalFull) as exc:
+            cause = exc.__cause__ if isinstance(exc, JournalFull) else exc
+            return "full" if getattr(cause, "errno", None) in (*FULL, errno.EFBIG) else "not writable"
+        return "quarantined" if self.quarantined else "ok"
 
     def progress(self, request_id: str, usage: Usage, cost_nanousd: int, served: Served | None = None) -> None:
         """Write down how much the call has used so far, and at which target if not the one that it was opened with.
@@ -125,7 +120,7 @@ class Journal:
             self._write_close(record, segment)
         except (OSError, JournalFull, ValueError, TypeError, OverflowError) as exc:  # the disk's, or a value's
             log.error("journal_close_in_memory", request_id=record.request_id, error=str(exc))
-            self._waiting.keep(record, segment)
+            self.waiting.keep(record, segment)
         self.on_closed()
         if self.on_record is not None:
             self.on_record(record)
@@ -150,7 +145,7 @@ class Journal:
                 continue
             for record in without_room:
                 segment.calls[record.request_id] = 0
-                self._waiting.keep(record, segment)
+                self.waiting.keep(record, segment)
             self._damaged += segment.gaps > 0
             self._segments[segment] = None
             adopted = len(segment.waiting) + len(without_room)
@@ -158,22 +153,6 @@ class Journal:
             if adopted:
                 self.on_closed()
             yield adopted
-
-    def take_closed(self, limit: int, most_bytes: int = TAKEN_BYTES) -> list[Closed]:
-        """Return closed calls, oldest first; they stay until ``mark_flushed`` (Backlog.take)."""
-        return self._waiting.take(limit, most_bytes)
-
-    def mark_flushed(self, flushed: Iterable[Closed]) -> None:
-        """Forget calls that are safe in the ledger, and free the segments that hold nothing else."""
-        self._waiting.mark_flushed(flushed)
-
-    def quarantine(self, refused: Sequence[Closed]) -> int:
-        """Let go of calls that the ledger refuses because they are too old; return how many (Backlog.quarantine)."""
-        return self._waiting.quarantine(refused)
-
-    def put_aside(self, record: UsageRecord) -> Path | None:
-        """Keep a record that the ledger will never take; return the file, or None if the disk does not take it."""
-        return put_aside(self.directory, record)
 
     def kept(self, since: float = 0.0) -> Iterator[Iterator[UsageRecord]]:
         """Yield again, a segment at a time, every closed call that was flushed at ``since`` (unix seconds) or later;
@@ -184,12 +163,8 @@ class Journal:
         happen between one call and the next: each segment is read when it is come to, and its records one by one.
         """
         own = [segment.path for segment in self._segments]
-        for path in (*self._kept.paths(since, self.token), *own):
+        for path in (*self.kept_files.paths(since, self.token), *own):
             yield self._flushed_in(path)
-
-    def prune_kept(self) -> None:
-        """Delete kept segments that are older than a day, or too many for the disk; those of neighbours, too."""
-        self._kept.prune()
 
     @property
     def quarantined(self) -> int:
@@ -199,17 +174,17 @@ class Journal:
     @property
     def damaged(self) -> int:
         """Segments found with gaps."""
-        return self._damaged + self._waiting.damaged
+        return self._damaged + self.waiting.damaged
 
     @property
     def backlog(self) -> int:
         """Closed calls that wait to be flushed."""
-        return len(self._waiting)
+        return len(self.waiting)
 
     @property
     def oldest(self) -> float | None:
         """When the oldest call that is not flushed yet began, running or closed; unix seconds."""
-        moments = [*self._waiting.moments, *([moment_of(min(self._open))] if self._open else ())]
+        moments = [*self.waiting.moments, *([moment_of(min(self._open))] if self._open else ())]
         return min(moments) / 1000 if moments else None
 
     def sync(self) -> None:
@@ -248,7 +223,7 @@ class Journal:
             body = self._encode(msgspec.structs.replace(record, attempts=(), metadata=None))
         place = segment.append(Kind.CLOSED, body)
         segment.calls.pop(record.request_id, None)
-        self._waiting.add(record, segment, place, len(body))
+        self.waiting.add(record, segment, place, len(body))
 
     def _segment_for(self, size: int) -> Segment:
         """Return the current segment if ``size`` more bytes fit, else the next one."""
@@ -279,7 +254,7 @@ class Journal:
             try:
                 return reserve()
             except OSError as exc:
-                if exc.errno not in FULL or not self._kept.make_room(size):
+                if exc.errno not in FULL or not self.kept_files.make_room(size):
                     raise
 
     def _free(self, segment: Segment) -> None:

@@ -99,12 +99,11 @@ class Callers:
         rooms = {room for one in asked for pair in self._rooms.of(one.request) for room in pair}
         for room in rooms:
             room.is_recalled = False
-        taken, before = await self._draws.take(day, self.asks(asked)), sum(room.granted for room in rooms)
+        before, taken = sum(room.granted for room in rooms), await self._draws.take(day, self.asks(asked))
         if taken is None or taken.refused is not None:
             for waiting in asked:
                 self._end_without(waiting, taken)
             return 0.0
-        self._rooms.take_in(taken, day, rooms)
         if taken.beyond:
             self._refuse_beyond(asked, taken.beyond)
         has_grown = sum(room.granted for room in rooms) > before

@@ -36,7 +36,7 @@ class Draws:
 
     def __init__(self, standing: Standing, rooms: Rooms, returns: Returns) -> None:
         self.unread: dict[tuple[int, tuple[Need, ...]], _Look] = {}  # asks that were given up
-        self.late: set[asyncio.Task[None]] = set()  # asks under way whose callers were answered without them
+        self.late: set[asyncio.Task[Taken]] = set()  # asks under way whose callers were answered without them
         self._standing = standing
         self._rooms = rooms
         self._returns = returns
@@ -61,9 +61,8 @@ class Draws:
                 taken = await asyncio.shield(asking)
         except POSTGRES_AWAY as exc:
             if not asking.done():
-                late = asyncio.create_task(self._hear_late(asking, day))
-                self.late.add(late)
-                late.add_done_callback(self.late.discard)
+                self.late.add(asking)
+                asking.add_done_callback(self._hear_late)
             standing.miss(began, exc)
             return None
         except asyncio.CancelledError:
@@ -73,7 +72,7 @@ class Draws:
         return taken
 
     async def draw(self, day: int, asks: Sequence[Sequence[Need]]) -> Taken:
-        """Ask once. Raises what the database raises."""
+        """Ask once, and take in the answer. Raises what the database raises."""
         standing, text = self._standing, (EPOCH + timedelta(days=day)).isoformat()
         sent, share, loop = standing.acknowledged, standing.share / standing.living, asyncio.get_running_loop()
         began = loop.time()
@@ -91,6 +90,10 @@ class Draws:
         finally:
             standing.took = loop.time() - began
         standing.heard(sent, taken.beat)
+        if taken.refused is None:
+            asked = {(need.scope, need.unit) for ask in asks for need in ask}
+            rooms = self._rooms.known(day, {scope for scope, _ in asked})
+            self._rooms.take_in(taken, day, [room for room in rooms if (room.scope, room.unit) in asked])
         return taken
 
     async def read_again(self) -> None:
@@ -101,22 +104,16 @@ class Draws:
             if now < look.next:
                 continue
             is_over = now > look.until
-            taken = await self.draw(day, [needs])
-            if taken.refused is None:
-                asked = {(need.scope, need.unit) for need in needs}
-                rooms = self._rooms.known(day, {scope for scope, _ in asked})
-                self._rooms.take_in(taken, day, [room for room in rooms if (room.scope, room.unit) in asked])
-                self._returns.return_tight()
+            await self.draw(day, [needs])
+            self._returns.return_tight()
             look.pause *= 2
             look.next = min(now + look.pause, look.until)
             if is_over:
                 del self.unread[day, needs]
 
-    async def _hear_late(self, asking: asyncio.Task[Taken], day: int) -> None:
-        """Take in what an ask brings whose callers have been answered without it."""
-        try:
-            taken = await asking
-            self._rooms.take_in(taken, day, self._rooms.known(day, {row.scope for row in taken.leases or ()}))
-            self._returns.return_tight()
-        except POSTGRES_AWAY as exc:
+    def _hear_late(self, asking: asyncio.Task[Taken]) -> None:
+        """Give back what an ask brought whose callers have been answered without it, unless others use it."""
+        self.late.discard(asking)
+        if not asking.cancelled() and (exc := asking.exception()) is not None:
             log.info("ask_given_up", error=repr(exc))
+        self._returns.return_tight()

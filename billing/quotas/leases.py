@@ -22,8 +22,8 @@ TOMORROW_AT_ONCE = 5  # scopes, each second: what was used in the last hour is d
 
 
 class Leases(Standing):
-    """The leases of one process; single-threaded. Only ``hold``, ``read_again``, ``take_tomorrow``, ``set_again`` and
-    ``tell`` do I/O; all but the first raise what the database raises."""
+    """The leases of one process; single-threaded. Only ``hold``, ``take_tomorrow`` and verbs of ``returns`` and of
+    ``draws`` do I/O; all but the first raise what the database raises."""
 
     def __init__(self, store: PostgresLeases, clock: Clock, owner: str, *, share: float) -> None:
         super().__init__(store, clock, owner, share=share)
@@ -63,20 +63,6 @@ class Leases(Standing):
         """Give a hold back: the call cost nothing."""
         self.settle(request_id, 0, 0)
 
-    def is_held(self, request_id: str) -> bool:
-        """Whether a call holds something that was not settled."""
-        return request_id in self.holding.calls
-
-    @property
-    def running(self) -> int:
-        """Calls that hold something."""
-        return len(self.holding.calls)
-
-    @property
-    def exceeded(self) -> int:
-        """Calls whose upstream billed more than was held."""
-        return self.holding.exceeded
-
     def recall(self, scopes: Iterable[str]) -> None:
         """Keep nothing unused for these scopes: their balances have become tight."""
         wanted = tuple(scopes)
@@ -88,10 +74,6 @@ class Leases(Standing):
         seconds by the database, whatever our own clock shows."""
         self.rooms.turn(seconds, self.clock.now() if now is None else now)
         self.returns.tell_soon()
-
-    async def read_again(self) -> None:
-        """Learn what asks that were not answered have drawn after all."""
-        await self.draws.read_again()
 
     async def take_tomorrow(self, most: int = TOMORROW_AT_ONCE) -> None:
         """From noon on, draw tomorrow's leases with today's, some each second: a database that is away at midnight then
@@ -106,18 +88,10 @@ class Leases(Standing):
                 continue
             used = [room for room in rooms.known(today, (scope,)) if not room.is_tight]
             asks = [Need(scope, room.unit, 0, room.size, room.hold) for room in used]
-            tomorrow = rooms.on(today + 1, scope)
+            rooms.on(today + 1, scope)
             if asks:
-                rooms.take_in(await self.draws.draw(today + 1, [asks]), today + 1, tomorrow)
+                await self.draws.draw(today + 1, [asks])
                 self.returns.return_tight()  # the bell may have rung while the answer was on its way
-
-    async def tell(self) -> None:
-        """Tell the database of everything returned."""
-        await self.returns.tell()
-
-    async def set_again(self) -> None:
-        """Tell a database that forgot how all leases stand by this process's figures."""
-        await self.returns.set_again()
 
     def leave(self) -> None:
         """Return everything that no running call holds; nothing is held from now on."""

@@ -28,7 +28,7 @@ class Quotas:
     @property
     def exceeded(self) -> int:
         """Calls whose upstream billed more than was held."""
-        return self.leases.exceeded
+        return self.leases.holding.exceeded
 
     def follow(self, standalone_share: float) -> None:
         """Take another share of what is left into leases from now on."""
@@ -60,7 +60,7 @@ class Quotas:
     def settle(self, hold: Hold, used: Settlement) -> None:
         """Put what the call really used in place of its hold. Once, however often it is said."""
         request = hold.request
-        if self.leases.is_held(request.request_id):
+        if request.request_id in self.leases.holding.calls:
             tokens, nanousd = bounded_usage(used.usage).total_tokens, bounded_cost(used.cost_nanousd)
             self.leases.settle(request.request_id, tokens, nanousd, used.model)
             self.rates.settle(request, tokens)
@@ -68,7 +68,7 @@ class Quotas:
     def release(self, hold: Hold) -> None:
         """Give the whole hold back: the call cost nothing."""
         request = hold.request
-        if self.leases.is_held(request.request_id):
+        if request.request_id in self.leases.holding.calls:
             self.leases.release(request.request_id)
             self.rates.release(request)
 

@@ -13,7 +13,7 @@ from sqlalchemy.exc import StatementError
 from billing.core.edges import Clock, Database
 from billing.core.records import UsageRecord
 from billing.core.store_errors import POSTGRES_AWAY, is_about_a_value
-from billing.journal.backlog import Closed
+from billing.journal.backlog import Closed, put_aside
 from billing.journal.journal import Journal
 from billing.journal.kept import KEPT_FOR
 from billing.ledger.ledger import TooOld, write_records
@@ -108,11 +108,10 @@ class Flusher:
     async def flush_once(self) -> int:
         """Write one batch and return how many calls left the backlog. Raises what the database raises."""
         async with self._one_at_a_time:
-            return await self._flush(self._journal.take_closed(self._batch))
+            taken = self._journal.waiting.take(self._batch)
+            return await self._flush(taken) if taken else 0
 
     async def _flush(self, taken: Sequence[Closed]) -> int:
-        if not taken:
-            return 0
         stuck: set[str] = set()
         try:
             too_old = await self._write([closed.record for closed in taken], stuck)
@@ -121,11 +120,11 @@ class Flusher:
             raise
         self._batch = min(BATCH, 2 * self._batch)
         flushed = [closed for closed in taken if closed.record.request_id not in stuck | too_old]
-        self._journal.mark_flushed(flushed)
+        self._journal.waiting.mark_flushed(flushed)
         refused = [closed for closed in taken if closed.record.request_id in too_old]
         if refused:
             log.error("ledger_forgot", calls=len(refused))
-        return len(flushed) + self._journal.quarantine(refused)
+        return len(flushed) + self._journal.waiting.quarantine(refused)
 
     async def adopt(self) -> None:
         """Take over what dead processes left in the journal folder."""
@@ -189,7 +188,7 @@ class Flusher:
             if len(records) > 1:
                 half = len(records) // 2
                 return await self._write(records[:half], stuck) | await self._write(records[half:], stuck)
-            file = self._journal.put_aside(record := records[0])
+            file = put_aside(self._journal.directory, record := records[0])
             if file is None:
                 stuck.add(record.request_id)
             else:

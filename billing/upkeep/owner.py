@@ -145,13 +145,13 @@ class Owner:
         self._beaten_at = monotonic
         if beat.tight:
             self._leases.recall(beat.tight)
-        await self._leases.read_again()
+        await self._leases.draws.read_again()
         await self._leases.take_tomorrow()
         self._beats += 1
         if self._beats < YOUNG or self._beats % DEAD_EVERY == 0:  # dead owners hold what a new start has to wait for
             await self.end_dead()
         if self._beats % DEAD_EVERY == 0 and not self.is_astray:
-            self._journal.prune_kept()  # by a clock that was just set: one that is ahead would delete all of it
+            self._journal.kept_files.prune()  # by a clock that was just set: one that is ahead would delete all of it
 
     async def end_dead(self) -> None:
         """End the owners of this folder that are dead and wholly in the ledger. Raises what the database raises."""
@@ -170,9 +170,9 @@ class Owner:
         self._leases.leave()
         try:
             async with running_timeout(LEAVE_WITHIN):
-                await self._leases.tell()
+                await self._leases.returns.tell()
                 await self._settle_forgotten()
-                if self._journal.oldest is None and not self._leases.running and self._is_listed:
+                if self._journal.oldest is None and not self._leases.holding.calls and self._is_listed:
                     await self._store.end(self.id)
                     self._forget_claim()
         except POSTGRES_AWAY as exc:
@@ -209,7 +209,7 @@ class Owner:
                 self._owe()
                 if found_at == self._set_again_for:  # no other owner has found it yet
                     found_at = await self._store.found_failover(found_at)
-            await self._leases.set_again()
+            await self._leases.returns.set_again()
             self._leases.return_idle()  # a balance may be tight as it was before: this database rings no bell for that
         except BaseException:
             self._has_forgotten = self._has_forgotten or found

@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from billing.journal.rejected import REJECTED
+from billing.journal.backlog import REJECTED
 from billing.journal.segments import TOO_OLD, UNREADABLE
 from gateway.core.settings import Settings
 from gateway.doctor.findings import Finding, fault, ok, warning

@@ -275,7 +275,7 @@ async def test_a_caller_that_leaves_while_it_waits_takes_nothing_along(
     monkeypatch.setattr(rates, "release", note)
     is_there: Callable[[], object] = {
         "for Postgres": lambda: leases.callers.waiting,
-        "held": lambda: leases.running,
+        "held": lambda: len(leases.holding.calls),
         "for Redis": lambda: rates._unheard,
         "counted": lambda: rates._counted,
     }[stage]
@@ -296,7 +296,7 @@ async def test_a_caller_that_leaves_while_it_waits_takes_nothing_along(
         parts.quotas.release(account.hold)
         parts.open_calls.remove(account)
 
-    assert (leases.running, len(rates._counted), len(parts.open_calls)) == (0, 0, 0)
+    assert (len(leases.holding.calls), len(rates._counted), len(parts.open_calls)) == (0, 0, 0)
     assert len(released) <= 1
     await rates.tell()
     cast(SetClock, parts.clock).move(0.3)  # what is free again is told
@@ -323,7 +323,7 @@ async def test_without_postgres_a_capped_call_is_told_to_come_again(parts: Parts
     error = caught.value
     assert (error.status, error.code, error.headers["retry-after"]) == (503, "overloaded", "1")
     assert "cannot be checked just now" in error.message and "x-should-retry" not in error.headers
-    assert quotas.leases.running == len(parts.open_calls) == len({known, inside, uncapped})
+    assert len(quotas.leases.holding.calls) == len(parts.open_calls) == len({known, inside, uncapped})
     quotas.leases.store, quotas.leases.is_away = store, False  # as the next beat finds
     await parts.admission.admit(*call_of(parts, team=limits, of=("b", "l")))
     await away.close()

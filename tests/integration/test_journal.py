@@ -83,9 +83,9 @@ until = time.monotonic() + float(sys.argv[2])
 print("ready", flush=True)
 while time.monotonic() < until:
     if sum(journal.adopt_each()):
-        for closed in (taken := journal.take_closed(10**6)):
+        for closed in (taken := journal.waiting.take(10**6)):
             print(closed.record.request_id, flush=True)
-        journal.mark_flushed(taken)
+        journal.waiting.mark_flushed(taken)
 journal.close()
 """
 
@@ -151,8 +151,8 @@ def test_a_full_disk_refuses_new_calls_and_loses_none_that_runs(small_disk: Path
     for number, record in enumerate(running):
         journal.progress(record.request_id, Usage(100, output_tokens=number), 5)
         journal.closed(record)
-    assert [closed.record for closed in journal.take_closed(1000)] == running
-    assert not journal._waiting.in_memory  # all of them are on the disk
+    assert [closed.record for closed in journal.waiting.take(1000)] == running
+    assert not journal.waiting.in_memory  # all of them are on the disk
     filler.unlink()
     assert journal.check() == "ok"
     journal.opened(make_record(clock.new_id()))
@@ -167,7 +167,7 @@ def test_kept_segments_refuse_no_call_on_a_full_disk(small_disk: Path) -> None:
         for record in [make_record(clock.new_id()) for _ in range(100)]:
             journal.opened(record)
             journal.closed(record)
-        journal.mark_flushed(journal.take_closed(1000))
+        journal.waiting.mark_flushed(journal.waiting.take(1000))
     kept = len(list(journal.directory.glob("*.flushed")))
     fill(small_disk / "filler")
 

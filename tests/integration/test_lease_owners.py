@@ -223,7 +223,7 @@ async def test_a_balance_that_was_tight_before_the_lost_moments_is_tight_again(
         await connection.execute(text("UPDATE balances SET tight_since = clock_timestamp() - interval '1 minute'"))
         await connection.execute(text("UPDATE owners SET beat = 0"))
     await process.owner.beat()
-    await process.quotas.leases.tell()
+    await process.quotas.leases.returns.tell()
 
     assert await money(database) == (cost, cost)
 

@@ -84,7 +84,7 @@ class House:
         assert not leases.try_hold(request)
         refused = await leases.hold(request)
         assert refused is not None
-        assert not leases.is_held(request.request_id)
+        assert request.request_id not in leases.holding.calls
         return refused
 
     async def drawn(self, scope: str = "team:team_a", unit: str = "tokens", period: str = "2026-04-05") -> int:
@@ -227,7 +227,7 @@ async def test_all_or_nothing(house: House) -> None:
     refused = await house.refused(leases, tokens=1001, cost=1)
     assert (refused.scope.kind, refused.limit) == ("team", LimitName.TOKENS_PER_DAY)
     assert await house.drawn("key:key_a", "nanousd") == 0
-    assert leases.running == 0
+    assert not leases.holding.calls
 
 
 async def test_owners_together_never_pass_a_cap(house: House) -> None:
@@ -306,7 +306,7 @@ async def test_room_that_comes_back_while_an_answer_is_written_is_asked_for_agai
         refused = await take(owner, day, asks, share, **said)
         one.release(running.request_id)
         one.return_idle()
-        await one.tell()
+        await one.returns.tell()
         await asyncio.sleep(2 * WAIT_FOR_ROOM)
         nothing = [[msgspec.structs.replace(need, need=0, want=0) for need in ask] for ask in asks]
         later = await take(owner, day, nothing, share, **said)
@@ -443,7 +443,7 @@ async def test_a_call_settles_once(house: House) -> None:
     leases.release(request.request_id)
     of_tokens = leases.rooms.by_day[int(house.clock.now() // 86_400)]["team:team_a"][0]
 
-    assert (of_tokens.used, of_tokens.held, leases.running) == (70, 0, 0)
+    assert (of_tokens.used, of_tokens.held, len(leases.holding.calls)) == (70, 0, 0)
 
 
 async def test_a_caller_who_leaves_while_waiting_leaks_nothing(house: House) -> None:
@@ -460,10 +460,10 @@ async def test_a_caller_who_leaves_while_waiting_leaks_nothing(house: House) -> 
             leases.release(request.request_id)
         await comes(partial(operator.not_, leases.callers.waiting))
 
-        assert leases.running == 0
+        assert not leases.holding.calls
         assert all(room.held == 0 for room in leases.rooms)
         leases.return_idle()
-        await leases.tell()
+        await leases.returns.tell()
         assert await house.drawn() == 0
 
 
@@ -483,7 +483,7 @@ async def test_a_lowered_cap_stops_grants_and_calls_idle_room_back(house: House)
             await asyncio.sleep(0.01)
 
     assert await house.drawn() == 500
-    assert one.is_held(running.request_id)
+    assert running.request_id in one.holding.calls
     await house.hold(other, tokens=100)
 
 
@@ -501,7 +501,7 @@ async def test_a_limit_that_is_set_again_calls_back_what_was_drawn_without_it(ho
     async with house.bell(rich, poor):
         held = await house.hold(poor, tokens=200)
 
-    assert poor.is_held(held.request_id)
+    assert held.request_id in poor.holding.calls
 
 
 async def test_the_end_of_a_day_returns_what_is_left_to_the_month(house: House) -> None:
@@ -513,13 +513,13 @@ async def test_the_end_of_a_day_returns_what_is_left_to_the_month(house: House) 
     still = await house.hold(leases, cost=1000)
     house.clock.move(86_400)
     leases.turn(1.0, house.clock.now())
-    await leases.tell()
+    await leases.returns.tell()
 
     assert await house.drawn("team:team_a", "nanousd", "2026-04") == 1500 + 1000
     assert await house.drawn("team:team_a", "nanousd") == 2500
     leases.settle(still.request_id, 10, 0)
     leases.turn(1.0, house.clock.now())
-    await leases.tell()
+    await leases.returns.tell()
     assert await house.drawn("team:team_a", "nanousd", "2026-04") == 1500
     await house.hold(leases, cost=10_000)
 
@@ -597,7 +597,7 @@ async def test_the_driver_need_not_look_types_up(house: House, monkeypatch: pyte
     request = await house.hold(leases)
     leases.settle(request.request_id, 10, 10)
     leases.return_idle()
-    await leases.tell()
+    await leases.returns.tell()
 
     assert looked_up == []
 
@@ -646,7 +646,7 @@ async def test_a_scope_whose_row_is_locked_takes_the_database_away_from_no_other
         refusal = asyncio.create_task(house.refused(leases))
         assert await comes(lambda: leases.callers.waiting)
         await asyncio.sleep(0)
-        await leases.set_again()
+        await leases.returns.set_again()
         beat = await leases.store.give_back("a", [])
         leases.heard(leases.acknowledged, beat)
         deadline.reschedule(0.0)
@@ -678,7 +678,7 @@ async def test_a_team_without_limits_goes_on_without_postgres(house: House) -> N
     async with outage(leases):
         requests = [await house.hold(leases) for _ in range(5)]
         assert leases.is_away
-    assert leases.running == 5
+    assert len(leases.holding.calls) == 5
     for request in requests:
         leases.settle(request.request_id, 10, 10)
     leases.is_away = False
@@ -693,6 +693,6 @@ async def test_what_postgres_refuses_is_not_asked_again(house: House) -> None:
     await house.refused(leases, cost=2**70)
     leases.is_away = False  # as the next beat finds
     house.clock.move(60)
-    await leases.read_again()  # as each beat does: where it fails, the database counts as away
+    await leases.draws.read_again()  # as each beat does: where it fails, the database counts as away
 
     assert not leases.draws.unread and not leases.is_away

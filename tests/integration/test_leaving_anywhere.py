@@ -163,7 +163,7 @@ class _Gateway:
         limiter = get(TargetLimiter)
         return {
             "accounts": len(get(OpenCalls)),
-            "holds": quotas.leases.running,
+            "holds": len(quotas.leases.holding.calls),
             "counted against rates": len(quotas.rates._counted),
             "waits for room": sum(map(len, quotas.leases.callers.waiting.values())),
             "slots": sum(len(pool.held) for pool in limiter.slot_pools()),

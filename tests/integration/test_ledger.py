@@ -231,7 +231,7 @@ async def test_a_record_that_cannot_be_made_a_row_holds_up_no_other(
     flusher = Flusher(journal, database, clock)
     good, bad = make_record(clock.new_id()), make_record(clock.new_id(), **fault)
     for record in (bad, good):
-        journal._waiting.in_memory[record.request_id] = Closed(record, None, None, 1)
+        journal.waiting.in_memory[record.request_id] = Closed(record, None, None, 1)
 
     while await flusher.flush_once():
         pass

@@ -149,12 +149,12 @@ async def test_a_hold_covers_each_limited_model_by_its_own_legs_and_spends_the_o
     row = house.row(leases, request, "cheap", COST // 20)
     await house.book(row)
     leases.return_idle()
-    await leases.tell()
+    await leases.returns.tell()
 
     assert (await house.figures("model:team_a/cheap"))[:2] == (COST // 20, COST // 20)
     assert (await house.figures("model:team_a/dear"))[:2] == (0, 0)
     assert (await house.figures("team:team_a"))[:2] == (COST // 20, COST // 20)
-    assert leases.exceeded == 0 and await house.differences() == []
+    assert leases.holding.exceeded == 0 and await house.differences() == []
     why = await house.hold(leases, house.ask(("dear", COST), ("cheap", COST // 10)))
     assert why is not None and (why.scope.model, why.wanted, why.used) == ("cheap", COST // 10, COST // 20)
 
@@ -192,7 +192,7 @@ async def test_a_limit_set_at_noon_knows_the_morning(house: House) -> None:
         assert await heal_balance(connection, "model:team_a/dear", "nanousd", f"{moment:%Y-%m}") is None
     await house.limit(usd_per_day=Decimal("0.004"))
     leases.return_idle()
-    await leases.tell()
+    await leases.returns.tell()
     assert (await house.figures())[:2] == (3 * COST, 4 * COST)
     assert await house.differences() == []
     async with house.database.begin() as connection:
@@ -208,7 +208,7 @@ async def test_a_call_that_ran_while_its_limit_was_set_gives_its_process_no_room
     first = await house.held(leases)
     await house.book(house.row(leases, running))
     leases.return_idle()
-    await leases.tell()
+    await leases.returns.tell()
 
     assert (await house.figures())[:2] == (2 * COST, COST)
     assert await house.hold(leases, house.ask()) is not None

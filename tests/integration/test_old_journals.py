@@ -108,7 +108,7 @@ async def test_a_segment_keeps_only_what_is_too_old_from_the_ledger(
         journal.closed(records[-1])
         clock.move(20 * DAY)
     lost = make_record(records[0].request_id[:-4] + "ffff")
-    journal._waiting.in_memory[lost.request_id] = Closed(lost, None, None, 1)
+    journal.waiting.in_memory[lost.request_id] = Closed(lost, None, None, 1)
     await sweeper.do_chores()
     await flush(journal, database, clock)
     journal.close()
@@ -124,7 +124,7 @@ async def test_what_is_too_old_and_cannot_be_put_aside_waits_alone(
     """On a full disk the other calls of the batch are written all the same; the record is tried again later."""
     journal = Journal.open(tmp_path, clock=clock)
     old = make_record(clock.new_id())
-    journal._waiting.in_memory[old.request_id] = Closed(old, None, None, 1)
+    journal.waiting.in_memory[old.request_id] = Closed(old, None, None, 1)
     clock.move(60 * DAY)
     await sweeper.do_chores()
     fresh = make_record(clock.new_id())
@@ -134,7 +134,7 @@ async def test_what_is_too_old_and_cannot_be_put_aside_waits_alone(
     await flush(journal, database, clock)
 
     assert await rows(database) == [fresh.request_id]
-    assert [closed.record for closed in journal.take_closed(10)] == [old]
+    assert [closed.record for closed in journal.waiting.take(10)] == [old]
     (tmp_path / "rejected.jsonl").rmdir()
     await flush(journal, database, clock)
     assert json.loads((tmp_path / "rejected.jsonl").read_text())["request_id"] == old.request_id

@@ -39,7 +39,7 @@ async def test_what_a_rate_refuses_holds_no_budget(quotas: LimitedQuotas, clock:
 
     assert isinstance(refused, RefusedHold)
     assert refused.limit is LimitName.REQUESTS_PER_MINUTE
-    assert quotas.leases.running == 1
+    assert len(quotas.leases.holding.calls) == 1
     quotas.settle(first, Settlement(Usage(100), 10))
     clock.move(61)
     assert isinstance(await quotas.open(ask(clock, limits, tokens=900)), Hold)

@@ -205,7 +205,7 @@ async def test_idle_scopes_are_swept_and_those_that_a_month_counts_are_not(deplo
     assert await deployment.hold(leases, request) is None
     await deployment.book(leases, request)
     leases.leave()
-    await leases.tell()
+    await leases.returns.tell()
     await leases.store.end("host:1")
     user, tag = request.scopes[2].name, request.scopes[3].name
     before, now = await deployment.scopes(), deployment.clock.moment()

@@ -227,8 +227,8 @@ def check_rest(world: World) -> None:
     check_books(model)
     check_rows(world)
     for process in world.living():
-        if process.leases.running:
-            raise Broken(3, f"{process.name} still holds {process.leases.running} calls")
+        if process.leases.holding.calls:
+            raise Broken(3, f"{process.name} still holds {len(process.leases.holding.calls)} calls")
         for room in rooms_of(process):
             if room.held:
                 raise Broken(3, f"{room.held} held of {room.scope} by no call")

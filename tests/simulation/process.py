@@ -133,7 +133,7 @@ class Process:
     async def leave(self) -> None:
         """End in order, as at SIGTERM."""
         self.is_leaving = True
-        while self.leases.running:
+        while self.leases.holding.calls:
             await asyncio.sleep(0.05)
         for _ in range(20):
             if not self.journal.backlog:

@@ -41,9 +41,9 @@ def test_closed_calls_wait_in_order_until_they_are_flushed(journal: Journal, clo
         run(journal, record)
 
     assert take(journal, 3) == records[:3] == take(journal, 3)
-    journal.mark_flushed(journal.take_closed(150))
+    journal.waiting.mark_flushed(journal.waiting.take(150))
     assert (journal.backlog, take(journal)) == (50, records[150:])
-    journal.mark_flushed(journal.take_closed(1000))
+    journal.waiting.mark_flushed(journal.waiting.take(1000))
     assert len(left_in(journal.directory)) <= 1
     journal.close()
     assert left_in(journal.directory) == []
@@ -67,9 +67,9 @@ def test_what_waits_to_be_flushed_is_known(journal: Journal, clock: SetClock) ->
         run(journal, record)
     journal.opened(running)
 
-    taken = journal.take_closed(10)
+    taken = journal.waiting.take(10)
     assert take(journal) == [adopted, own, flushed]
-    journal.mark_flushed(taken[2:])
+    journal.waiting.mark_flushed(taken[2:])
     assert take(journal) == [adopted, own]
 
 
@@ -130,9 +130,9 @@ def test_a_neighbour_takes_over_and_flushes(journal: Journal, clock: SetClock) -
 
     assert (sum(neighbour.adopt_each()), sum(neighbour.adopt_each())) == (2, 0)
 
-    taken = neighbour.take_closed(10)
+    taken = neighbour.waiting.take(10)
     assert [each.record.status for each in taken] == [Status.ANSWERED, Status.FAILED]
-    neighbour.mark_flushed(taken)
+    neighbour.waiting.mark_flushed(taken)
     assert left_in(journal.directory) == []
 
 
@@ -213,7 +213,7 @@ def test_a_damaged_segment_is_kept_for_people(journal: Journal, clock: SetClock)
     records = [make_record(clock.new_id()) for _ in range(5)]
     for record in records:
         run(dead, record)
-    middle = dead.take_closed(3)[2].place
+    middle = dead.waiting.take(3)[2].place
     dead.close()
     [segment] = left_in(journal.directory)
     assert middle is not None
@@ -227,7 +227,7 @@ def test_a_damaged_segment_is_kept_for_people(journal: Journal, clock: SetClock)
     assert sorted(record.request_id for record in found) == sorted(record.request_id for record in records)
     assert [record.status for record in found].count(Status.FAILED) == 1  # its open is left
     assert segment.exists()
-    journal.mark_flushed(journal.take_closed(10))
+    journal.waiting.mark_flushed(journal.waiting.take(10))
     assert [path.suffix for path in left_in(journal.directory)] == [".unreadable"]
     assert sum(journal.adopt_each()) == 0
 
@@ -312,7 +312,7 @@ def test_a_full_disk_refuses_the_open_and_never_the_close(
         journal.closed(replace(record, status=Status.ANSWERED, output_tokens=7, attempts=wide))
 
     assert len(running) > 10
-    assert not journal._waiting.in_memory
+    assert not journal.waiting.in_memory
     assert size_of(journal) <= SMALL
     assert [record.output_tokens for record in take(journal)] == [7] * len(running)
 
@@ -331,7 +331,7 @@ def test_a_close_the_disk_refuses_is_still_flushed(
     journal.closed(record)
 
     assert take(journal) == [record]
-    journal.mark_flushed(journal.take_closed(1))
+    journal.waiting.mark_flushed(journal.waiting.take(1))
     assert journal.backlog == 0
 
 
@@ -396,13 +396,13 @@ def test_a_damaged_close_holds_up_no_other(journal: Journal, clock: SetClock) ->
         run(dead, record)
     dead.close()
     sum(journal.adopt_each())
-    waiting = journal.take_closed(10)[1]
+    waiting = journal.waiting.take(10)[1]
     assert waiting.segment is not None and waiting.place is not None
     os.pwrite(waiting.segment.fd, b"\xff" * 8, waiting.place + 20)
 
     assert take(journal) == [first, last]
     assert (journal.backlog, journal.damaged) == (2, 1)
-    journal.mark_flushed(journal.take_closed(10))
+    journal.waiting.mark_flushed(journal.waiting.take(10))
     journal.close()
 
     assert [path.suffix for path in left_in(journal.directory)] == [".unreadable"]
@@ -416,17 +416,17 @@ def test_the_first_of_a_long_wait_need_not_be_read_again(journal: Journal, clock
     for record in records:
         run(journal, record)
 
-    taken = journal.take_closed(10**6)
-    again = journal.take_closed(10**6)
+    taken = journal.waiting.take(10**6)
+    again = journal.waiting.take(10**6)
     assert [closed.record for closed in taken] == records
     assert [number for number in range(len(taken)) if taken[number] is not again[number]] == [
         5,
         *range(FRESH + 1, len(taken)),
     ]
-    journal.mark_flushed(taken)
-    assert not journal._waiting._fresh
+    journal.waiting.mark_flushed(taken)
+    assert not journal.waiting._fresh
     run(journal, records[0])
-    assert journal.take_closed(1)[0] is journal.take_closed(1)[0]
+    assert journal.waiting.take(1)[0] is journal.waiting.take(1)[0]
 
 
 def test_a_flush_is_bounded_by_bytes(journal: Journal, clock: SetClock) -> None:
@@ -435,8 +435,8 @@ def test_a_flush_is_bounded_by_bytes(journal: Journal, clock: SetClock) -> None:
     for record in records:
         run(journal, record)
 
-    assert [closed.record for closed in journal.take_closed(10, most_bytes=10_000)] == records[:2]
-    assert [closed.record for closed in journal.take_closed(10, most_bytes=1)] == records[:1]
+    assert [closed.record for closed in journal.waiting.take(10, most_bytes=10_000)] == records[:2]
+    assert [closed.record for closed in journal.waiting.take(10, most_bytes=1)] == records[:1]
 
 
 def test_a_segment_of_another_version_is_kept_for_people(journal: Journal, clock: SetClock) -> None:
@@ -466,9 +466,9 @@ def test_the_oldest_call_is_known(journal: Journal, clock: SetClock) -> None:
     assert journal.oldest == clock.now() - 60
     journal.closed(first)
     assert journal.oldest == clock.now() - 60
-    journal.mark_flushed(closed for closed in journal.take_closed(10) if closed.record == first)
+    journal.waiting.mark_flushed(closed for closed in journal.waiting.take(10) if closed.record == first)
     assert journal.oldest == clock.now()
-    journal.mark_flushed(journal.take_closed(10))
+    journal.waiting.mark_flushed(journal.waiting.take(10))
     assert journal.oldest is None
 
 
@@ -501,7 +501,7 @@ def run(journal: Journal, record: UsageRecord) -> None:
 
 def take(journal: Journal, limit: int = 1000) -> list[UsageRecord]:
     """Return what waits to be flushed."""
-    return [closed.record for closed in journal.take_closed(limit)]
+    return [closed.record for closed in journal.waiting.take(limit)]
 
 
 def size_of(journal: Journal) -> int:

@@ -81,7 +81,7 @@ def test_a_segment_that_is_put_away_meanwhile_is_still_told(journal: Journal, cl
     waiting = write(journal, clock, 1)
     segments = journal.kept(0)
     calls = next(segments)
-    journal.mark_flushed(journal.take_closed(10))
+    journal.waiting.mark_flushed(journal.waiting.take(10))
     journal.close()
 
     assert [*calls, *(call for rest in segments for call in rest)] == records + waiting
@@ -116,7 +116,7 @@ def test_a_damaged_segment_is_told_as_far_as_it_was_booked(journal: Journal, clo
     """It waits for people under another name; its calls are the ledger's all the same."""
     gone = Journal.open(journal.directory, clock=clock, segment_bytes=SMALL)
     records = write(gone, clock, 5)
-    place = gone.take_closed(2)[1].place
+    place = gone.waiting.take(2)[1].place
     gone.close()
     [path] = left_in(journal.directory)
     assert place is not None
@@ -136,10 +136,10 @@ def test_a_kept_segment_goes_after_a_day(journal: Journal, clock: SetClock) -> N
     journal.close()
 
     clock.move(DAY - 1)
-    journal.prune_kept()
+    journal.kept_files.prune()
     assert len(told(journal)) == 1
     clock.move(1)
-    journal.prune_kept()
+    journal.kept_files.prune()
     assert list(journal.directory.iterdir()) == []
 
 
@@ -156,7 +156,7 @@ def test_kept_segments_take_no_more_than_their_share(
     assert told(journal) == records
 
     monkeypatch.setattr(kept, *bound)
-    journal.prune_kept()
+    journal.kept_files.prune()
 
     left = told(journal)
     assert left == records[len(records) - len(left) :]
@@ -228,7 +228,7 @@ def write(journal: Journal, clock: SetClock, number: int) -> list[UsageRecord]:
 
 def flush(journal: Journal) -> None:
     """Mark as flushed whatever waits."""
-    journal.mark_flushed(journal.take_closed(10**6))
+    journal.waiting.mark_flushed(journal.waiting.take(10**6))
 
 
 def carry(journal: Journal, clock: SetClock, number: int) -> list[UsageRecord]:

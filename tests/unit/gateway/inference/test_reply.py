@@ -363,7 +363,7 @@ def test_a_whole_answer_whose_gateway_dies_costs_nothing(folder: Path) -> None:
         scene.journal.close()  # the process is gone
         heir = Journal.open(folder, clock=scene.clock)
         sum(heir.adopt_each())
-        [found] = heir.take_closed(10)
+        [found] = heir.waiting.take(10)
         assert (found.record.status, found.record.cost_nanousd) == (Status.FAILED, 0)
         collecting.cancel()
 
@@ -423,7 +423,7 @@ def adopted(folder: Path, clock: SetClock) -> UsageRecord:
     """Return how a dead process's one call ended, as its neighbour finds it."""
     heir = Journal.open(folder, clock=clock)
     sum(heir.adopt_each())
-    [found] = heir.take_closed(10)
+    [found] = heir.waiting.take(10)
     return found.record
 
 
