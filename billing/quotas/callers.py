@@ -135,7 +135,8 @@ class Callers:
         return pace if tight else 0.0
 
     def asks(self, asked: Sequence[Waiting]) -> Iterator[list[Need]]:
-        """Yield what each call lacks after those before it; the first asks for as much as is worth having."""
+        """Yield what each call lacks after those before it. The first asks for as much as is worth having, and of rooms
+        that have that already for nothing, however often a tight one beside them is asked for."""
         free: dict[Room, int] = {}
         for waiting in asked:
             request, needs = waiting.request, []
@@ -146,7 +147,7 @@ class Callers:
                     left = free.get(room, room.free)
                     need = max(0, amount - left)
                     free[room] = left + need - amount
-                    want = need + (room.size if is_first and not room.is_tight else 0)
+                    want = max(need, amount + room.size - left) if is_first and not room.is_tight else need
                     needs.append(Need(room.scope, room.unit, need, want, amount, room.granted == 0))
             yield needs
 
