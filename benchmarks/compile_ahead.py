@@ -173,7 +173,7 @@ def variants() -> Iterator[Variant]:
 
 
 def _attention() -> Iterator[Variant]:
-    pointers = dict.fromkeys(("block_tables", "context_lens", "query_starts"), "*i32")
+    pointers = dict.fromkeys(("block_tables", "context_lens", "query_starts", "ends"), "*i32")
     pointers |= dict.fromkeys(("weight", "key_scales", "value_scales", "sinks"), "*fp32") | {
         "scale": "fp32",
         "cap": "fp32",
@@ -199,6 +199,9 @@ def _attention() -> Iterator[Variant]:
         ("chunk, head_dim 256", 8, 4, 256, 512, 1, "bf16", 0),
         ("decode, head_dim 256, soft cap", 8, 4, 256, 1, 16, "bf16", 0),
         ("chunk, head_dim 256, soft cap", 8, 4, 256, 512, 1, "bf16", 4096),
+        ("chunk, Gemma 3 27B, pictures", 32, 16, 128, 512, 1, "bf16", 0),
+        ("chunk, Gemma 3 27B, pictures and window", 32, 16, 128, 512, 1, "bf16", 1024),
+        ("chunk, Gemma 3 4B, pictures, split", 8, 4, 256, 512, 2, "bf16", 0),
         ("same sums, 8B", 32, 8, 128, 1, 8, "bf16", 0),
         ("same sums, 8B, float8", 32, 8, 128, 1, 8, "fp8e4nv", 0),
         ("same sums, head_dim 256", 8, 4, 256, 1, 8, "bf16", 0),
@@ -220,7 +223,7 @@ def _attention() -> Iterator[Variant]:
         common = {
             "HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "DIM_PADDED": triton.next_power_of_2(dim),
             "ROWS": shape.rows, "TILE": shape.tile, "WINDOWED": window > 0, "FIXED": fixed,
-            "SINKS": "sinks" in name,
+            "SINKS": "sinks" in name, "AHEAD": "pictures" in name,
         }  # fmt: skip
         types = pointers | {"query": f"*{query}", "kv_cache": f"*{cache}", "part": "*fp32" if splits > 1 else "*bf16"}
         own = {
@@ -232,9 +235,10 @@ def _attention() -> Iterator[Variant]:
         }
         kernel = paged_attention.attend_kernel
         yield Variant(f"attention: {name}", kernel, types, common | own, shape.num_warps, shape.num_stages)
-        if name in ("decode, 8B, split", "decode, GPT-OSS, sinks, split"):
+        if name.endswith(("8B, split", "sinks, split", "pictures, split")):
             types, most = pointers | {"part": "*fp32", "out": "*bf16"}, {"MOST_SPLITS": MAX_SPLITS}
-            what = f"attention: putting parts together{', sinks' * ('sinks' in name)}"
+            more = [word for word in ("sinks", "pictures") if word in name]
+            what = ", ".join(("attention: putting parts together", *more))
             yield Variant(what, paged_attention.combine_kernel, types, common | most, 4)
 
 

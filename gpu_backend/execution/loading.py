@@ -14,12 +14,14 @@ from gpu_backend.models.config.draft_heads import load_eagle_config
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig, load_model_config
 from gpu_backend.models.config.packed_format import PackedFormat
+from gpu_backend.models.config.vision import PixtralConfig, SiglipConfig, VisionConfig
 from gpu_backend.models.draft_heads import DraftHead, FeatureReader, load_eagle_head, load_mtp_head
 from gpu_backend.models.layers import Decoder
 from gpu_backend.models.llama import load_model
 from gpu_backend.models.pixtral import load_pixtral
 from gpu_backend.models.shards import shard
-from gpu_backend.models.vision import PictureVectors
+from gpu_backend.models.siglip import load_siglip
+from gpu_backend.models.vision import PictureVectors, VisionTower
 from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights, WeightSource
 from gpu_backend.step.config import EngineConfig
 
@@ -59,9 +61,44 @@ def load_pictures(
     """
     if part.vision is None or part.layers_before or not config.pictures.max_images:
         return None
+    if part.vision.both_ways:
+        _check_room_for_whole(part.vision, config, device)
     checkpoint = config.checkpoint
     weights = open_weights(checkpoint.folder, checkpoint.load_format, device, dtype, LinearOptions(), part.packed)
-    return PictureVectors(load_pixtral(part.vision, weights), device)
+    return PictureVectors(_load_tower(part.vision, weights), device)
+
+
+def _load_tower(vision: VisionConfig, weights: WeightSource) -> VisionTower:
+    match vision:
+        case PixtralConfig():
+            return load_pixtral(vision, weights)
+        case SiglipConfig():
+            return load_siglip(vision, weights)
+    raise AssertionError(vision)
+
+
+def _check_room_for_whole(vision: VisionConfig, config: EngineConfig, device: torch.device) -> None:
+    """Raise ``UnsupportedModel`` where a step cannot compute all tokens of a picture, which look at each other."""
+    rows, columns = vision.grid(1, 1)
+    steps, tokens = config.steps, rows * columns
+    without = "or set max_images to 0"
+    if device.type == "cpu" and config.device.batch_invariant:
+        raise UnsupportedModel(
+            "batch_invariant computes token by token on a CPU, but this model's tokens of a picture look at each "
+            f"other; leave it out, {without}"
+        )
+    # Half of a step may be kept for long prompts.
+    if steps.max_num_batched_tokens < (least := steps.max_num_seqs + 2 * tokens):
+        raise UnsupportedModel(
+            f"this model's pictures have {tokens} tokens each, which one step computes: max_num_batched_tokens must be "
+            f"at least {least}, beside max_num_seqs = {steps.max_num_seqs}; raise it, {without}"
+        )
+    tier = steps.max_batch_tier_tokens
+    if tier is not None and tier < (least := steps.max_num_seqs + tokens):
+        raise UnsupportedModel(
+            f"this model's pictures have {tokens} tokens each, which one step computes: max_batch_tier_tokens must be "
+            f"at least {least}; raise it, {without}"
+        )
 
 
 def load_draft_model(

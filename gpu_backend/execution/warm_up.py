@@ -61,7 +61,7 @@ def compile_attention_for(
     from gpu_backend.kernels.triton_ops.paged_attention import Launch, only_compile, paged_attention, run
 
     of_window = {window > 0: window for window in model.windows}
-    samples = list(layouts.samples())
+    samples = list(layouts.samples(model.vision is not None and model.vision.both_ways))
     longest = max(layout.max_query_len for layout in samples)
     query = torch.zeros((longest, model.num_heads, model.head_dim), dtype=dtype, device=kv_cache.device)
     sinks = torch.zeros(model.num_heads, device=kv_cache.device) if model.has_sinks else None

@@ -4,23 +4,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_backend.models.config.vision import VisionConfig
+from gpu_backend.models.config.vision import PixtralConfig
+from gpu_backend.models.vision import ACTIVATIONS, normal
 from gpu_backend.models.weights import WeightSource
 
 EPS = 1e-5  # of the tower's norms
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "silu": F.silu,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +31,7 @@ class _Layer:
 class PixtralTower:
     """Pixels to vectors, one picture at a time."""
 
-    config: VisionConfig
+    config: PixtralConfig
     patches: Tensor  # (hidden, 3, patch, patch)
     norm: Tensor
     layers: tuple[_Layer, ...]
@@ -49,8 +43,7 @@ class PixtralTower:
     def __call__(self, pixels: Tensor) -> Tensor:
         """Return vectors (tokens, hidden) of uint8 pixels (height, width, 3), whose sides are whole tokens."""
         config = self.config
-        mean, std = (torch.tensor(each, device=pixels.device).view(3, 1, 1) for each in (config.mean, config.std))
-        colours = ((pixels.permute(2, 0, 1).float() / 255 - mean) / std).to(self.patches.dtype)
+        colours = normal(pixels, config, self.patches)
         grid = F.conv2d(colours[None], self.patches, stride=config.patch_size)[0]  # (hidden, rows, columns)
         rows, columns = grid.shape[1:]
         x = _norm(grid.flatten(1).t(), self.norm, EPS)
@@ -77,7 +70,7 @@ class PixtralTower:
         return F.linear(F.unfold(grid, self.config.merge, stride=self.config.merge)[0].t(), merger)
 
 
-def load_pixtral(config: VisionConfig, weights: WeightSource) -> PixtralTower:
+def load_pixtral(config: PixtralConfig, weights: WeightSource) -> PixtralTower:
     """Load a tower and its projector. Raises ``UnsupportedModel`` where a tensor does not fit."""
     hidden, inner, patch = config.hidden_size, config.intermediate_size, config.patch_size
     tower, projector = "vision_tower", "multi_modal_projector"
@@ -115,7 +108,7 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def _turns(config: VisionConfig, rows: int, columns: int, like: Tensor) -> tuple[Tensor, Tensor]:
+def _turns(config: PixtralConfig, rows: int, columns: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return cosines and sines (patches, head_dim): rows turn every other frequency, columns those in between."""
     head_dim = config.hidden_size // config.num_heads
     steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device=like.device)

@@ -19,6 +19,7 @@ RENAMED = [
         (r"^(midlayer|layers\.0)\.", "model.layers.0."),  # of an EAGLE-3 head
         (r"^(?=embed_tokens\.|norm\.)", "model."),
         (r"^model\.(?=vision_tower\.|multi_modal_projector\.)", ""),
+        (r"^vision_tower\.vision_model\.", "vision_tower."),  # of a SigLIP
         (r"\.block_sparse_moe\.", ".mlp."),  # Mixtral's and Granite's mixtures of experts
         (r"(\.experts\.\d+)\.w1\.", r"\1.gate_proj."),
         (r"(\.experts\.\d+)\.w3\.", r"\1.up_proj."),

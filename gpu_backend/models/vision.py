@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from gpu_backend.models.config.vision import VisionConfig
 from gpu_backend.models.layers import Decoder
 from gpu_backend.step.picture import Picture, PicturePart
 from gpu_backend.step.step_tensors import StepTensors
 
 KEPT_BYTES = 256 * 2**20  # of vectors: those of pictures whose prompts are computed in chunks
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
 
 
 class VisionTower(Protocol):
@@ -23,6 +32,12 @@ class VisionTower(Protocol):
     def __call__(self, pixels: Tensor) -> Tensor:
         """Return vectors (tokens, hidden) of uint8 pixels (height, width, 3)."""
         ...
+
+
+def normal(pixels: Tensor, config: VisionConfig, like: Tensor) -> Tensor:
+    """Return colours (3, height, width) as a tower was trained on, of uint8 pixels (height, width, 3)."""
+    mean, std = (torch.tensor(each, device=pixels.device).view(3, 1, 1) for each in (config.mean, config.std))
+    return ((pixels.permute(2, 0, 1).float() / 255 - mean) / std).to(like.dtype)
 
 
 class PictureVectors:

@@ -8,7 +8,7 @@ from collections.abc import Sequence as SequenceOf
 
 from gpu_backend.step.config import StepConfig
 from gpu_backend.step.cost import StepCost, StepWork, chunk_work, plan_work
-from gpu_backend.step.picture import Picture
+from gpu_backend.step.picture import Picture, uncut, with_whole
 from gpu_backend.step.plan import SequenceStep
 from gpu_backend.step.sequence import Sequence
 
@@ -84,19 +84,22 @@ class StepBudget:
     def take(self, sequence: Sequence) -> int:
         """Say how many tokens of a prompt this step computes, and count them as taken.
 
-        The first chunk of a step has at least a block's worth, so that every prompt comes to its end.
+        The first chunk of a step has at least a block's worth, so that every prompt comes to its end. None ends within
+        a picture that must be computed whole.
         """
         if not self.allows(sequence.tier):
             return 0
+        start, pictures = sequence.num_computed, sequence.pictures
         most = min(sequence.remaining, self._left)
         if sequence.tier == "batch":
             most = min(most, self._batch_left)
-        taken = most
-        if self._cost is not None:
-            start, pictures = sequence.num_computed, sequence.pictures
+        taken = most = uncut(pictures, start, most)
+        if self._cost is not None and most:
             taken = largest_chunk(self._cost, self._work, self._limit, start, most, pictures)
-            taken = max(taken, min(most, self._least))
-            self._least = 0
+            least = with_whole(pictures, start, self._least) if self._least else 0
+            taken = max(uncut(pictures, start, taken), min(most, least))
+            if taken:
+                self._least = 0
             self._work += chunk_work(start, taken, pictures)
             self._is_spent = taken < most
         self._left -= taken

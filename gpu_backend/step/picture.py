@@ -21,6 +21,7 @@ class Picture:
     height: int
     pixels: bytes = field(repr=False)  # rows of RGB
     tower_tokens: int = 0  # of the model, whose matrix products are as many as those of its tower
+    both_ways: bool = False  # its tokens look at each other, all of them: one step computes what is left of them
 
     @property
     def end(self) -> int:
@@ -46,6 +47,23 @@ def parts_of(pictures: Iterable[Picture], prompt: Sequence[int], start: int, end
         if rows:
             parts.append(PicturePart(picture, prompt[picture.start : first].count(picture.token_id), rows))
     return tuple(parts)
+
+
+def uncut(pictures: Iterable[Picture], start: int, count: int) -> int:
+    """Return how many of ``count`` tokens from position ``start`` on a step can compute, cutting no picture whose
+    tokens look at each other."""
+    end = start + count
+    for picture in pictures:
+        if picture.both_ways and picture.start < end < picture.end:
+            return max(0, picture.start - start)
+    return count
+
+
+def with_whole(pictures: Iterable[Picture], start: int, count: int) -> int:
+    """Return how many tokens these are with the rest of a picture that ``uncut`` would leave out."""
+    end = start + count
+    cut = (each.end for each in pictures if each.both_ways and each.start < end < each.end)
+    return next(cut, end) - start
 
 
 def tower_tokens(pictures: Iterable[Picture], start: int, end: int) -> int:

@@ -62,7 +62,7 @@ def build_tensors(
         token_ids=on_device[0],  # those that are unknown are put in their places before any is read
         positions=on_device[1],
         slots=on_device[2],
-        groups=grouping.groups(query_lens, on_device[1], tables),
+        groups=grouping.groups(query_lens, on_device[1], tables, _ends(placed, positions, device)),
         fresh_blocks=on_device[4] if fresh else None,
         samplers=tuple(samplers),
         sampled_to=on_device[3],
@@ -72,6 +72,18 @@ def build_tensors(
         scorers=tuple([(step, slice(row, row + len(step.targets))) for step, row in placed if step.targets]),
         adapters=None if slot_of is None else adapters_of(steps, query_lens, slot_of, device),
     )
+
+
+def _ends(placed: list[tuple[SequenceStep, int]], positions: list[int], device: torch.device) -> Tensor | None:
+    """Return before which position the keys end that each query sees, where pictures let some look ahead."""
+    parts = [(part, row) for step, row in placed for part in step.pictures if part.picture.both_ways]
+    if not parts:
+        return None
+    ends = [position + 1 for position in positions]
+    for part, row in parts:
+        for place in part.rows:
+            ends[row + place] = part.picture.end
+    return upload(ends, device, torch.int32)
 
 
 def adapters_of(

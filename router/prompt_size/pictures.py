@@ -1,6 +1,6 @@
 # How many tokens a picture takes of a prompt, by the formula of the model's maker.
 # Formulas: OpenAI, "Images and vision"; Anthropic, "Vision" and "PDF support"; Google, "Image understanding"; Qwen2-VL
-# and its kin; Pixtral, which Mistral's models that see have been since.
+# and its kin; Pixtral, which Mistral's models that see have been since; Gemma 3.
 
 from __future__ import annotations
 
@@ -121,6 +121,12 @@ def _fitted(pixels: int, longest: int, most: int, side: int) -> int:
     return math.ceil(min(most, max(1, pixels * min(1.0, most / longest))) / side)
 
 
+def _soft_tokens(_: Picture) -> int:
+    """Gemma 3's 256 and the marks and line breaks around them, of the whole and of four crops where a server makes
+    some."""
+    return 5 * (256 + 4) + 32
+
+
 _QWEN = _patches(28, 16_384, least=256)
 _CLAUDE = _patches(27, 4_784)  # one token for each 28 × 28, or width × height / 750: 27.4 × 27.4
 _MINI = _tiles(2833, 5667)
@@ -140,6 +146,7 @@ _FORMULAS: tuple[tuple[str, Formula], ...] = (
     (r"claude-", _CLAUDE),
     (r"gemini-", _crops),
     (r"qwen", _QWEN),
+    (r"gemma-?3(?!n)", _soft_tokens),
     (r"(pixtral|[dm]\w*stral)", _lines),
 )
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import operator
+import random
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -60,6 +61,15 @@ def attention_of_chunks(setting: Setting) -> str:
     most = 700 if on_card else 40 if setting.dtype == torch.bfloat16 else 9
     return worst_of(
         setting, lambda: _attention_error(setting, queries=(1, most), window=setting.dice.choice((0, 0, 50)))
+    )
+
+
+def attention_of_pictures(setting: Setting) -> str:
+    """Chunks in which some neighbours look at each other, over windows too."""
+    most = 300 if setting.device.type == "cuda" else 9
+    return worst_of(
+        setting,
+        lambda: _attention_error(setting, queries=(2, most), window=setting.dice.choice((0, 0, 50)), looks_ahead=True),
     )
 
 
@@ -404,7 +414,9 @@ def by_kernels(setting: Setting) -> Iterator[None]:
         yield
 
 
-def _attention_error(setting: Setting, queries: tuple[int, int], window: int, float8: bool = False) -> float:
+def _attention_error(
+    setting: Setting, queries: tuple[int, int], window: int, float8: bool = False, looks_ahead: bool = False
+) -> float:
     dtype, dice, on_card = dtype_of(setting), setting.dice, setting.device.type == "cuda"
     heads, kv_heads = dice.choice(HEADS if on_card else FEW_HEADS)
     dim, size = dice.choice(HEAD_DIMS if on_card else (64,) if queries[1] > 9 else (64, 80)), dice.choice((4, 16, 32))
@@ -423,10 +435,11 @@ def _attention_error(setting: Setting, queries: tuple[int, int], window: int, fl
     if dice.random() < 0.5:
         sinks = setting.randn(heads).float() * 3
 
+    ends = [_ends_of(n, past, looks_ahead, dice) for n, past in zip(lens, pasts, strict=True)]
     expected = []
-    for query, table, past in zip(each, tables, pasts, strict=True):
+    for query, table, past, own in zip(each, tables, pasts, ends, strict=True):
         kv = cache[table].flatten(0, 1)[: past + len(query)].double()
-        expected.append(attend(query.double(), kv[:, 0], kv[:, 1], past, window, softcap, sinks))
+        expected.append(attend(query.double(), kv[:, 0], kv[:, 1], past, window, softcap, sinks, own))
     starts, splits = torch.tensor([0, *lens]).cumsum(0), dice.choice((1, 2, 8) if on_card else (1, 2))
     width = max(map(len, tables))
     where = paged.PagedLayout(
@@ -437,11 +450,21 @@ def _attention_error(setting: Setting, queries: tuple[int, int], window: int, fl
         max_query_len=max(lens) + dice.choice((0, 3)),
         num_splits=splits,
         split_tokens=dice.choice((0, -(-max(map(operator.add, lens, pasts)) // (64 * splits)) * 64)),
+        ends=torch.cat(ends).int().to(setting.device) if looks_ahead else None,
     )
     query = torch.cat(each)
     out = torch.full_like(query, torch.nan)
     paged_attention(query, stored, where, Scoring(dim**-0.5, window, softcap, sinks), scales, out)
     return relative_error(out, torch.cat(expected))
+
+
+def _ends_of(count: int, past: int, looks_ahead: bool, dice: random.Random) -> Tensor:
+    """Return before which position keys end for each query: behind its own, or behind all of its picture's."""
+    ends = torch.arange(past + 1, past + count + 1)
+    if looks_ahead:
+        first, last = sorted(dice.sample(range(count), 2))
+        ends[first : last + 1] = past + last + 1
+    return ends
 
 
 def _small_batch_error(setting: Setting) -> float:
@@ -589,6 +612,7 @@ def worst_of(setting: Setting, error: Callable[[], float], interpreted: int = 1)
 CHECKS = (
     Check("kernel: attention of decodes", attention_of_decodes),
     Check("kernel: attention of drafts", attention_of_drafts),
+    Check("kernel: attention of pictures", attention_of_pictures),
     Check("kernel: attention of chunks", attention_of_chunks, long=(torch.float32,)),
     Check("kernel: attention over float8", attention_over_float8, (torch.bfloat16,)),
     Check("kernel: attention whatever the batch", attention_stays_the_same, (torch.bfloat16,), long=(torch.bfloat16,)),

@@ -127,15 +127,19 @@ def attend(
     window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    ends: Tensor | None = None,
 ) -> Tensor:
-    """Attention as it is defined: one sequence, its queries at ``past`` and after, in float64."""
+    """Attention as it is defined: one sequence, its queries at ``past`` and after, in float64.
+
+    ``ends``: before which position the keys end that each sees, if not behind its own.
+    """
     shared = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
     scores = torch.einsum("qhd,khd->hqk", query, keys) * query.shape[-1] ** -0.5
     scores = softcap * (scores / softcap).tanh() if softcap else scores
     places = torch.arange(len(keys), device=query.device)
     position = past + torch.arange(len(query), device=query.device)[:, None]
-    visible = places <= position
+    visible = places <= position if ends is None else places < ends.to(query.device)[:, None]
     if window:
         visible &= places > position - window
     shares = scores.masked_fill(~visible, -torch.inf).exp()

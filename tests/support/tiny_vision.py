@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,40 @@ from tests.support.front import IMAGE, IMAGE_END, LINE, SEEING_TEMPLATE, write_s
 from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
 
 HIDDEN, INNER, LAYERS = 32, 48, 2
+
+
+class TinySeer(Protocol):
+    """A tiny model that reads pictures."""
+
+    text: TinyModel
+
+    def config(self) -> dict[str, Any]:
+        """Return the contents of config.json."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Draw the weights of its tower and its projector, under the names of transformers 4."""
+        ...
+
+
+class Dice:
+    """Draws weights."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def draw(self, *shape: int) -> Tensor:
+        """Draw a matrix."""
+        return torch.randn(shape, generator=self._generator) * (2.0 / shape[-1] ** 0.5)
+
+    def norm(self, size: int = HIDDEN, around: float = 1.0) -> Tensor:
+        """Draw a norm's weights."""
+        return around + 0.2 * torch.randn(size, generator=self._generator)
+
+    def affine(self, name: str, *shape: int) -> dict[str, Tensor]:
+        """Draw a product, or a norm, and what is added to it."""
+        weight = self.draw(*shape) if len(shape) > 1 else self.norm(*shape)
+        return {f"{name}.weight": weight, f"{name}.bias": self.norm(shape[0], 0.0)}
 
 
 @dataclass(frozen=True)
@@ -69,15 +103,9 @@ class TinyVision:
 
     def tensors(self) -> dict[str, Tensor]:
         """Draw the tower's weights and the projector's, under the names of transformers 4."""
-        generator = torch.Generator().manual_seed(self.seed)
+        dice = Dice(self.seed)
+        draw, norm = dice.draw, dice.norm
         text, merged = self.text.hidden_size, HIDDEN * self.merge**2
-
-        def draw(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator) * (2.0 / shape[-1] ** 0.5)
-
-        def norm() -> Tensor:
-            return 1 + 0.2 * torch.randn(HIDDEN, generator=generator)
-
         tensors = {
             "vision_tower.patch_conv.weight": draw(HIDDEN, 3, self.patch_size, self.patch_size),
             "vision_tower.ln_pre.weight": norm(),
@@ -98,8 +126,61 @@ class TinyVision:
         return tensors
 
 
+@dataclass(frozen=True)
+class TinyGemma:
+    """A tiny Gemma 3 whose pictures have nine tokens, more than its windows."""
+
+    text: TinyModel = field(
+        default_factory=lambda: TinyModel(
+            "Gemma3ForCausalLM",
+            extra={"sliding_window": 6, "sliding_window_pattern": 2, "query_pre_attn_scalar": 16},
+        )
+    )
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "model_type": "gemma3",
+            "image_token_index": IMAGE,
+            "boi_token_index": LINE,
+            "eoi_token_index": IMAGE_END,
+            "mm_tokens_per_image": 9,
+            "tie_word_embeddings": self.text.tie_word_embeddings,
+            "text_config": self.text.config(),
+            "vision_config": {
+                "model_type": "siglip_vision_model",
+                "hidden_size": HIDDEN,
+                "intermediate_size": INNER,
+                "num_hidden_layers": LAYERS,
+                "num_attention_heads": 2,
+                "patch_size": 2,
+                "image_size": 12,
+                "vision_use_head": False,
+            },
+            "torch_dtype": "float32",
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        dice, tower = Dice(3), "vision_tower.vision_model"
+        tensors = {
+            f"{tower}.embeddings.position_embedding.weight": dice.draw(36, HIDDEN),
+            "multi_modal_projector.mm_soft_emb_norm.weight": dice.norm(around=0.0),
+            "multi_modal_projector.mm_input_projection_weight": dice.draw(HIDDEN, self.text.hidden_size),
+        }
+        tensors |= dice.affine(f"{tower}.embeddings.patch_embedding", HIDDEN, 3, 2, 2)
+        tensors |= dice.affine(f"{tower}.post_layernorm", HIDDEN)
+        for index in range(LAYERS):
+            layer = f"{tower}.encoder.layers.{index}"
+            for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+                tensors |= dice.affine(f"{layer}.self_attn.{name}", HIDDEN, HIDDEN)
+            tensors |= dice.affine(f"{layer}.mlp.fc1", INNER, HIDDEN) | dice.affine(f"{layer}.mlp.fc2", HIDDEN, INNER)
+            tensors |= dice.affine(f"{layer}.layer_norm1", HIDDEN) | dice.affine(f"{layer}.layer_norm2", HIDDEN)
+        return tensors
+
+
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5}
-TINY_VISIONS = {
+TINY_VISIONS: dict[str, TinySeer] = {
+    "Gemma 3": TinyGemma(),
     "Mistral 3": TinyVision(),
     "Ministral 3": TinyVision(
         TinyModel("Ministral3ForCausalLM", extra={"rope_scaling": YARN, "sliding_window": None}),
@@ -111,7 +192,7 @@ TINY_VISIONS = {
 }
 
 
-def write_tiny_vision(folder: Path, model: TinyVision | None = None, with_tokenizer: bool = False) -> Path:
+def write_tiny_vision(folder: Path, model: TinySeer | None = None, with_tokenizer: bool = False) -> Path:
     """Write the checkpoint into ``folder``, and a byte-level tokenizer with it if asked; return ``folder``."""
     model = model or TinyVision()
     write_tiny_model(folder, model.text)
@@ -121,6 +202,14 @@ def write_tiny_vision(folder: Path, model: TinyVision | None = None, with_tokeni
     text = {f"language_model.{name}": tensor for name, tensor in model.text.tensors().items()}
     write_shards(folder, text | model.tensors())
     return folder
+
+
+def draw_tokens(folder: Path, columns: int, rows: int, seed: int = 0) -> Tensor:
+    """Draw a picture of so many tokens, or as many as the model has for each."""
+    vision = load_vision_config(folder)
+    assert vision is not None
+    rows, columns = vision.grid(columns * vision.token_side, rows * vision.token_side)
+    return draw_picture(columns * vision.token_side, rows * vision.token_side, seed)
 
 
 def draw_picture(width: int, height: int, seed: int = 0) -> Tensor:
@@ -139,11 +228,14 @@ def with_pictures(
     for pixels, after in zip(pictures, words[1:], strict=True):
         height, width = pixels.shape[:2]
         rows, columns = vision.grid(width, height)
-        tokens = [*(([IMAGE] * columns + [LINE]) * rows)[:-1], IMAGE_END]
+        line = [LINE] if vision.tokens.line else []
+        tokens = (([IMAGE] * columns + line) * rows)[: -len(line) or None]
+        prompt += [LINE] if vision.tokens.before else []
         data = pixels.numpy().tobytes()
         digest = blake2b(data, digest_size=16).digest()
-        placed.append(Picture(len(prompt), len(tokens), IMAGE, digest, width, height, data))
-        prompt += [*tokens, *after]
+        both_ways = vision.both_ways
+        placed.append(Picture(len(prompt), len(tokens), IMAGE, digest, width, height, data, both_ways=both_ways))
+        prompt += [*tokens, IMAGE_END, *after]
     return tuple(prompt), tuple(placed)
 
 
@@ -159,9 +251,13 @@ def oracle_logits(folder: Path, prompt: Sequence[int], pictures: Sequence[Pictur
         own = torch.frombuffer(bytearray(picture.pixels), dtype=torch.uint8).view(picture.height, picture.width, 3)
         mean, std = torch.tensor(vision.mean), torch.tensor(vision.std)
         pixels[place, :, : picture.height, : picture.width] = ((own / 255 - mean) / std).permute(2, 0, 1)
-    sizes = torch.tensor([(each.height, each.width) for each in pictures])
+    asked: dict[str, Tensor] = {"input_ids": torch.tensor([prompt]), "pixel_values": pixels}
+    if vision.both_ways:
+        asked["token_type_ids"] = (asked["input_ids"] == IMAGE).long()
+    else:
+        asked["image_sizes"] = torch.tensor([(each.height, each.width) for each in pictures])
     with torch.no_grad():
         oracle = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-        found = oracle.eval()(input_ids=torch.tensor([prompt]), pixel_values=pixels, image_sizes=sizes)
+        found = oracle.eval()(**asked)
         logits: Tensor = found.logits[0]
         return logits

@@ -65,24 +65,27 @@ class Grouping:
         self._window_stair = self._stair.clone() if window else None
         if self._window_stair is not None:
             self._window_stair[: max(0, self._reach - window)] = -torch.inf
+        self._window = window
 
     def groups(
         self,
         query_lens: Sequence[int],
         positions: Tensor,
         block_tables: Sequence[Sequence[int]],
+        ends: Tensor | None = None,
     ) -> tuple[AttentionGroup, ...]:
         """Group sequences in their given order, which ``by_shape`` makes a good one.
 
         ``positions`` (tokens,) are those of all the step's queries; a block table covers its sequence up to the last of
-        them.
+        them. ``ends`` (tokens,): before which position the keys end that each sees; None: behind its own.
         """
         groups, row, first = [], 0, 0
         if self._batch_invariant:
+            assert ends is None, "each query is computed by itself, before those that it would look ahead to"
             block_tables = self._cut(positions.tolist(), query_lens, block_tables)
             return tuple(self._group(row, (1,), positions, (table,)) for row, table in enumerate(block_tables))
         for last in _group_ends(query_lens, block_tables):
-            groups.append(self._group(row, query_lens[first:last], positions, block_tables[first:last]))
+            groups.append(self._group(row, query_lens[first:last], positions, block_tables[first:last], ends))
             row, first = groups[-1].rows.stop, last
         return tuple(groups)
 
@@ -94,7 +97,12 @@ class Grouping:
         return [table[: p // self.block_size + 1] for table, p in zip(repeated, positions, strict=True)]
 
     def _group(
-        self, first_row: int, query_lens: Sequence[int], positions: Tensor, block_tables: Sequence[Sequence[int]]
+        self,
+        first_row: int,
+        query_lens: Sequence[int],
+        positions: Tensor,
+        block_tables: Sequence[Sequence[int]],
+        ends: Tensor | None = None,
     ) -> AttentionGroup:
         count, longest = len(query_lens), max(query_lens)
         num_blocks = max(map(len, block_tables))
@@ -102,12 +110,19 @@ class Grouping:
         tables = list(chain.from_iterable(chain.from_iterable(zip(block_tables, padding, strict=True))))
         rows = slice(first_row, first_row + sum(query_lens))
         positions = positions[rows]
+        last = positions if ends is None else ends[rows].long() - 1  # that each sees
         padded_rows = unpadded = None
         if min(query_lens) < longest:
             padded_rows, unpadded = self._padding(query_lens, longest)
-            positions = positions.index_select(0, padded_rows)
+            positions, last = (each.index_select(0, padded_rows) for each in (positions, last))
         width = num_blocks * self.block_size
-        rows_of_stair = self._reach - 1 - positions
+        mask = _mask(self._stair, self._reach - 1 - last, count, width)
+        window_mask = None
+        if self._window_stair is not None and ends is None:
+            window_mask = _mask(self._window_stair, self._reach - 1 - positions, count, width)
+        elif self._window_stair is not None:
+            before = (positions - self._window).view(count, 1, -1, 1)
+            window_mask = mask.masked_fill(torch.arange(width, device=self._device) <= before, -torch.inf)
         return AttentionGroup(
             rows=rows,
             num_sequences=count,
@@ -115,8 +130,8 @@ class Grouping:
             unpadded=unpadded,
             block_tables=integers(tables, self._device),
             widths=tuple(map(len, block_tables)),
-            mask=_mask(self._stair, rows_of_stair, count, width),
-            window_mask=None if self._window_stair is None else _mask(self._window_stair, rows_of_stair, count, width),
+            mask=mask,
+            window_mask=window_mask,
         )
 
     def _padding(self, query_lens: Sequence[int], longest: int) -> tuple[Tensor, Tensor]:

@@ -36,6 +36,8 @@ class PagedLayout:
     max_query_len: int
     num_splits: int  # parts that a long context is cut into; a power of two
     split_tokens: int = 0  # in each part, from the context's beginning on; 0: parts are equal
+    # (queries,) int32: before which position the keys end that each sees; None: behind its own.
+    ends: Tensor | None = None
 
 
 def choose_splits(query_rows: int, sequences: int, kv_heads: int, max_context_len: int, processors: int) -> int:
@@ -85,30 +87,40 @@ class PagedLayouts:
         query_lens: Sequence[int],
         positions: Tensor,
         block_tables: Sequence[Sequence[int]],
+        ends: Tensor | None = None,
     ) -> tuple[PagedLayout, ...]:
         """Lay out sequences that are sorted by query length: with one query each, with a few, and with many.
 
         ``positions`` (tokens,) are those of all the step's queries; a block table covers its sequence up to the last of
-        them.
+        them. ``ends`` (tokens,) int32: before which position the keys end that each sees; None: behind its own, as
+        those of a sequence's only query always do.
         """
         layouts, row, first = [], 0, 0
         for most in (1, self._small_tile_queries, max(query_lens, default=0)):
             last = bisect_right(query_lens, most)
             if first < last:
-                layouts.append(self._layout(row, query_lens[first:last], positions, block_tables[first:last]))
-                row, first = layouts[-1].rows.stop, last
+                layout = self._layout(row, query_lens[first:last], positions, block_tables[first:last])
+                if ends is not None and most > 1:
+                    layout = replace(layout, ends=ends[layout.rows])
+                layouts.append(layout)
+                row, first = layout.rows.stop, last
         return tuple(layouts)
 
-    def samples(self) -> Iterator[PagedLayout]:
-        """Yield one-sequence layouts that between them need every kernel which any step may need."""
+    def samples(self, both_ways: bool = False) -> Iterator[PagedLayout]:
+        """Yield one-sequence layouts that between them need every kernel which any step may need; ``both_ways``: of
+        queries that look ahead, too."""
         queries = {1, *(rows // self._group + 1 for rows in (16, 32, SMALL_TILE_ROWS))}
         for count in sorted(queries):
             table = torch.zeros((1, -(-count // self.block_size)), dtype=torch.int32, device=self._device)
             lens = torch.full((1,), count, dtype=torch.int32, device=self._device)
             layout = self.place(slice(0, count), table, lens, torch.cat([lens * 0, lens]), count)
-            yield layout
+            found = [layout]
             if not self._split_tokens:
-                yield replace(layout, num_splits=1 if layout.num_splits > 1 else 2)
+                found.append(replace(layout, num_splits=1 if layout.num_splits > 1 else 2))
+            yield from found
+            if both_ways and count > 1:
+                ends = torch.full((count,), count, dtype=torch.int32, device=self._device)
+                yield from (replace(each, ends=ends) for each in found)
 
     def num_splits(self, max_query_len: int, sequences: int, longest: int) -> int:
         """Return into how many parts contexts of up to ``longest`` tokens are cut."""

@@ -17,6 +17,7 @@ from gpu_backend.kernels.triton_ops.paged_attention import (
     Launch,
     TileShape,
     combine_kernel,
+    keys_of_rows,
     run,
     tiles_of_rows,
     tiles_of_split,
@@ -79,9 +80,9 @@ def latent_attention(
     if splits > 1:
         launch(
             combine_kernel, (layout.max_query_len * heads, sequences),
-            part, weight, out, weight, layout.context_lens, layout.query_starts, 0, splits,
+            part, weight, out, weight, layout.context_lens, layout.query_starts, layout.query_starts, 0, splits,
             layout.split_tokens // shape.tile, MOST_SPLITS=triton.next_power_of_2(max(splits, MAX_SPLITS)),
-            KV_HEADS=1, DIM=rank, DIM_PADDED=padded, WINDOWED=False, SINKS=False, **common, num_warps=4,
+            KV_HEADS=1, DIM=rank, DIM_PADDED=padded, WINDOWED=False, SINKS=False, AHEAD=False, **common, num_warps=4,
         )  # fmt: skip
     return out
 
@@ -115,7 +116,7 @@ def norm_rope_store_latent(
     return turned
 
 
-@triton.jit(do_not_specialize=["splits", "split_tiles", "table_stride"], do_not_specialize_on_alignment=PLACES)
+@triton.jit(do_not_specialize=["splits", "split_tiles", "table_stride"], do_not_specialize_on_alignment=PLACES[:3])
 def attend_latent_kernel(
     query, turned, kv_cache, block_tables, context_lens, query_starts, part, weight,
     scale, splits, split_tiles, token_stride, head_stride, block_stride, slot_stride, table_stride,
@@ -132,8 +133,8 @@ def attend_latent_kernel(
     if first_row >= num_rows:
         return
     start = tl.load(context_lens + sequence) - num_rows // HEADS  # position of the sequence's first query
-    begin, end = tiles_of_rows(first_row, num_rows, start, 0, HEADS, ROWS, TILE, False)
-    keys_end = start + (tl.minimum(first_row + ROWS, num_rows) - 1) // HEADS + 1
+    keys_end = keys_of_rows(first_row, num_rows, start, query_starts, HEADS, ROWS, False)
+    begin, end = tiles_of_rows(first_row, keys_end, start, 0, HEADS, TILE, False)
     if SPLIT:
         begin, end = tiles_of_split(split, begin, end, split_tiles, splits, FIXED)
         if begin >= end:

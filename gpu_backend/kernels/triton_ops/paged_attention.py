@@ -23,7 +23,7 @@ SINK_SCALE = tl.constexpr(LOG2_E)  # all scores are in powers of two
 Launch = Callable[..., None]
 # What changes from step to step is no reason to compile again: numbers, and parts of larger tensors.
 CHANGING = ["window", "splits", "split_tiles", "table_stride"]
-PLACES = ["block_tables", "context_lens", "query_starts"]
+PLACES = ["block_tables", "context_lens", "query_starts", "ends"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,10 @@ def paged_attention(
         "ROWS": shape.rows,
         "TILE": shape.tile,
         "SINKS": scoring.sinks is not None,
+        "AHEAD": layout.ends is not None,
     }
     sinks = weight if scoring.sinks is None else scoring.sinks
+    ends = layout.query_starts if layout.ends is None else layout.ends
     launch(
         attend_kernel,
         (row_blocks * splits, kv_heads, sequences),
@@ -114,6 +116,7 @@ def paged_attention(
         layout.block_tables,
         layout.context_lens,
         layout.query_starts,
+        ends,
         part,
         weight,
         kv_scales.key if kv_scales else weight,
@@ -144,7 +147,7 @@ def paged_attention(
     if splits > 1:
         launch(
             combine_kernel, (layout.max_query_len * heads, sequences),
-            part, weight, out, sinks, layout.context_lens, layout.query_starts, window, splits,
+            part, weight, out, sinks, layout.context_lens, layout.query_starts, ends, window, splits,
             layout.split_tokens // shape.tile, MOST_SPLITS=triton.next_power_of_2(max(splits, MAX_SPLITS)),
             WINDOWED=window > 0, FIXED=layout.split_tokens > 0, **common, num_warps=4,
         )  # fmt: skip
@@ -153,12 +156,12 @@ def paged_attention(
 
 @triton.jit(do_not_specialize=CHANGING, do_not_specialize_on_alignment=PLACES)
 def attend_kernel(
-    query, kv_cache, block_tables, context_lens, query_starts, part, weight, key_scales, value_scales, sinks,
+    query, kv_cache, block_tables, context_lens, query_starts, ends, part, weight, key_scales, value_scales, sinks,
     scale, cap, window, splits, split_tiles,
     query_stride, block_stride, slot_stride, value_offset, head_stride, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr, FIXED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
+    CAPPED: tl.constexpr, FIXED: tl.constexpr, SINKS: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of rows of one sequence and key head, against one split of its context."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -171,8 +174,8 @@ def attend_kernel(
     if first_row >= num_rows:
         return
     start = tl.load(context_lens + sequence) - num_rows // GROUP  # position of the sequence's first query
-    begin, end = tiles_of_rows(first_row, num_rows, start, window, GROUP, ROWS, TILE, WINDOWED)
-    keys_end = start + (tl.minimum(first_row + ROWS, num_rows) - 1) // GROUP + 1
+    keys_end = keys_of_rows(first_row, num_rows, start, ends + first, GROUP, ROWS, AHEAD)
+    begin, end = tiles_of_rows(first_row, keys_end, start, window, GROUP, TILE, WINDOWED)
     if SPLIT:
         begin, end = tiles_of_split(split, begin, end, split_tiles, splits, FIXED)
         if begin >= end:
@@ -187,6 +190,9 @@ def attend_kernel(
     if SCALED:
         scale *= tl.load(key_scales + kv_head)
     positions = start + rows // GROUP
+    last = positions  # that each row sees
+    if AHEAD:
+        last = tl.load(ends + tokens, mask=rows < num_rows, other=1) - 1
     table = block_tables + sequence.to(tl.int64) * table_stride
     keys = kv_cache + kv_head.to(tl.int64) * head_stride
     best = tl.full([ROWS], float("-inf"), tl.float32)
@@ -199,11 +205,11 @@ def attend_kernel(
     if ROWS > 64 and not WINDOWED:  # tiles that every row sees whole need no mask; in a small batch the mask is free
         masked = tl.maximum(begin, tl.minimum(end, (start + first_row // GROUP + 1) // TILE))
         acc, total, best = _look_at_tiles(
-            acc, total, best, q, begin, masked, positions, keys_end, window, keys, table, scale, cap,
+            acc, total, best, q, begin, masked, positions, last, keys_end, window, keys, table, scale, cap,
             block_stride, slot_stride, value_offset, DIM, DIM_PADDED, BLOCK_SIZE, TILE, False, False, CAPPED, PRECISION,
         )  # fmt: skip
     acc, total, best = _look_at_tiles(
-        acc, total, best, q, masked, end, positions, keys_end, window, keys, table, scale, cap,
+        acc, total, best, q, masked, end, positions, last, keys_end, window, keys, table, scale, cap,
         block_stride, slot_stride, value_offset, DIM, DIM_PADDED, BLOCK_SIZE, TILE, True, WINDOWED, CAPPED, PRECISION,
     )  # fmt: skip
 
@@ -221,7 +227,7 @@ def attend_kernel(
 
 @triton.jit
 def _look_at_tiles(
-    acc, total, best, q, begin, end, positions, keys_end, window, keys, table, scale, cap,
+    acc, total, best, q, begin, end, positions, last, keys_end, window, keys, table, scale, cap,
     block_stride, slot_stride, value_offset, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -242,7 +248,7 @@ def _look_at_tiles(
         if CAPPED:  # tanh x = 1 - 2 / (1 + e^2x)
             scores = cap - 2.0 * cap / (1.0 + tl.exp2(scores))
         if MASKED:
-            seen = position[None, :] <= positions[:, None]
+            seen = position[None, :] <= last[:, None]
             if WINDOWED:
                 seen = seen & (position[None, :] > positions[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
@@ -258,10 +264,10 @@ def _look_at_tiles(
 
 @triton.jit(do_not_specialize=CHANGING[:3], do_not_specialize_on_alignment=PLACES[1:])
 def combine_kernel(
-    part, weight, out, sinks, context_lens, query_starts, window, splits, split_tiles,
+    part, weight, out, sinks, context_lens, query_starts, ends, window, splits, split_tiles,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, ROWS: tl.constexpr,
     TILE: tl.constexpr, MOST_SPLITS: tl.constexpr, WINDOWED: tl.constexpr, FIXED: tl.constexpr,
-    SINKS: tl.constexpr,
+    SINKS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One query and head: weigh the parts by what their softmax summed up to."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -274,7 +280,8 @@ def combine_kernel(
         return
     start = tl.load(context_lens + sequence) - num_rows // GROUP
     first_row = (index * GROUP + head % GROUP) // ROWS * ROWS
-    begin, end = tiles_of_rows(first_row, num_rows, start, window, GROUP, ROWS, TILE, WINDOWED)
+    keys_end = keys_of_rows(first_row, num_rows, start, ends + first, GROUP, ROWS, AHEAD)
+    begin, end = tiles_of_rows(first_row, keys_end, start, window, GROUP, TILE, WINDOWED)
     each = tl.arange(0, MOST_SPLITS)
     begins, ends = tiles_of_split(each, begin, end, split_tiles, splits, FIXED)
     used = (begins < ends) & (each < splits)
@@ -298,12 +305,23 @@ def combine_kernel(
 
 
 @triton.jit
+def keys_of_rows(
+    first_row, num_rows, start, ends, GROUP: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr
+):  # fmt: skip
+    """Return before which position the keys end that a block of a sequence's rows sees; ``ends`` are its queries'."""
+    end = start + (tl.minimum(first_row + ROWS, num_rows) - 1) // GROUP + 1
+    if AHEAD:
+        rows = first_row + tl.arange(0, ROWS)
+        end = tl.max(tl.load(ends + rows // GROUP, mask=rows < num_rows, other=0), 0)
+    return end
+
+
+@triton.jit
 def tiles_of_rows(
-    first_row, num_rows, start, window,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, WINDOWED: tl.constexpr,
+    first_row, keys_end, start, window, GROUP: tl.constexpr, TILE: tl.constexpr, WINDOWED: tl.constexpr
 ):  # fmt: skip
     """Return the first tile of keys that a block of rows sees any of, and the one after the last."""
-    end = tl.cdiv(start + (tl.minimum(first_row + ROWS, num_rows) - 1) // GROUP + 1, TILE)
+    end = tl.cdiv(keys_end, TILE)
     begin = end * 0
     if WINDOWED:
         begin = tl.maximum(start + first_row // GROUP - window + 1, 0) // TILE

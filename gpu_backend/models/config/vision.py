@@ -1,67 +1,128 @@
 # What a checkpoint's files say about the pictures that its model reads: the tower that makes vectors of patches, and
-# how a picture is cut to size before. The one that is known is Pixtral's (Mistral AI 2024, arXiv:2410.07073), which
-# Mistral Small 3.1 and later and Ministral 3 have, too.
+# how a picture is cut to size before.
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from gpu_backend.models.config.errors import UnsupportedModel
 
 ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "silu")
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's: by channel, of 0 to 1
-TOWERS = ("Mistral3ForConditionalGeneration", "LlavaForConditionalGeneration")  # what has a Pixtral's, where it says so
 
 
 @dataclass(frozen=True, slots=True)
-class VisionConfig:
-    """A Pixtral's tower: each patch is a vector, and ``merge`` · ``merge`` neighbouring ones become one token."""
+class PictureTokens:
+    """What a picture is in a prompt, as texts of the tokenizer: rows of ``image``, each of which has a vector.
+
+    A chat template writes one ``written`` where all of it is to stand.
+    """
+
+    image: str
+    written: str
+    before: str = ""
+    line: str = ""  # after each row but the last
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionConfig(ABC):
+    """A tower: each patch is a vector, and ``merge`` · ``merge`` neighbouring ones become one token."""
+
+    both_ways: ClassVar[bool] = False  # whether the tokens of a picture look at those behind them, too
+    resampling: ClassVar[str] = "BICUBIC"  # of Pillow's, by which pictures are made as large as they are to be
+    mlp_matrices: ClassVar[int] = 3  # of a layer
 
     hidden_size: int
     intermediate_size: int
     num_layers: int
     num_heads: int
     patch_size: int  # pixels of a side
-    activation: str  # one of ACTIVATIONS
-    rope_theta: float
-    text_size: int  # numbers of a token's vector
-    merges: bool  # patches, after a norm, as a Mistral 3 does
     merge: int
-    norm_eps: float  # of that norm
-    projector_bias: bool
-    projector_activation: str
-    longest_side: int  # pixels, to which a larger picture is made smaller
+    activation: str  # one of ACTIVATIONS
+    text_size: int  # numbers of a token's vector
+    tokens: PictureTokens
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    # What a picture is in a prompt: rows of image tokens, each ended by a break, but the last by an end.
-    image_token: str
-    break_token: str
-    end_token: str
 
+    @abstractmethod
     def grid(self, width: int, height: int) -> tuple[int, int]:
         """Return the rows and columns of tokens that a picture of so many pixels takes."""
-        ratio = max(width / self.longest_side, height / self.longest_side, 1.0)
-        side = self.patch_size * self.merge
-        rows, columns = ((math.floor(pixels / ratio) - 1) // side + 1 for pixels in (height, width))
-        return max(1, rows), max(1, columns)
+
+    @property
+    @abstractmethod
+    def most_patches(self) -> int:
+        """Patches of the largest picture."""
+
+    @property
+    @abstractmethod
+    def projector_products(self) -> int:
+        """How often it multiplies and adds for a token behind the last layer."""
+
+    @property
+    def token_side(self) -> int:
+        """Pixels of a token's side."""
+        return self.patch_size * self.merge
 
     def products(self, rows: int, columns: int) -> int:
         """Return how often it multiplies and adds for a picture of so many tokens: each patch looks at all of them."""
         tokens, size = rows * columns, self.hidden_size
         patches = tokens * self.merge**2
-        layer = 4 * size**2 + 3 * size * self.intermediate_size + 2 * size * patches
-        merger = (self.merge * size) ** 2 if self.merges else 0
-        projector = merger + self.text_size * (size + self.text_size)
-        return patches * (self.num_layers * layer + 3 * self.patch_size**2 * size) + tokens * projector
+        layer = 4 * size**2 + self.mlp_matrices * size * self.intermediate_size + 2 * size * patches
+        return patches * (self.num_layers * layer + 3 * self.patch_size**2 * size) + tokens * self.projector_products
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PixtralConfig(VisionConfig):
+    """Pixtral's (Mistral AI 2024, arXiv:2410.07073), which Mistral Small 3.1 and later and Ministral 3 have, too."""
+
+    rope_theta: float
+    merges: bool  # patches, after a norm, as a Mistral 3 does
+    norm_eps: float  # of that norm
+    projector_bias: bool
+    projector_activation: str
+    longest_side: int  # pixels, to which a larger picture is made smaller
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        ratio = max(width / self.longest_side, height / self.longest_side, 1.0)
+        rows, columns = ((math.floor(pixels / ratio) - 1) // self.token_side + 1 for pixels in (height, width))
+        return max(1, rows), max(1, columns)
+
+    @property
+    def projector_products(self) -> int:
+        merger = (self.merge * self.hidden_size) ** 2 if self.merges else 0
+        return merger + self.text_size * (self.hidden_size + self.text_size)
 
     @property
     def most_patches(self) -> int:
-        """Patches of the largest picture."""
-        side = self.patch_size * self.merge
-        return (((self.longest_side - 1) // side + 1) * self.merge) ** 2
+        return (((self.longest_side - 1) // self.token_side + 1) * self.merge) ** 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiglipConfig(VisionConfig):
+    """SigLIP's (Zhai et al. 2023), as Gemma 3 has it (arXiv:2503.19786): squares of one size, pooled by their mean."""
+
+    both_ways: ClassVar[bool] = True
+    resampling: ClassVar[str] = "BILINEAR"
+    mlp_matrices: ClassVar[int] = 2
+
+    side: int  # patches of a picture's
+    norm_eps: float
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        return self.side // self.merge, self.side // self.merge
+
+    @property
+    def projector_products(self) -> int:
+        return self.hidden_size * self.text_size
+
+    @property
+    def most_patches(self) -> int:
+        return self.side**2
 
 
 def vision_config(config: Mapping[str, Any], processor: Mapping[str, Any] | None = None) -> VisionConfig | None:
@@ -69,17 +130,24 @@ def vision_config(config: Mapping[str, Any], processor: Mapping[str, Any] | None
 
     None: the model reads text alone, or its tower is none that is known here. Raises ``UnsupportedModel``.
     """
-    tower, text, processor = config.get("vision_config"), config.get("text_config"), processor or {}
+    tower, text = config.get("vision_config"), config.get("text_config")
     architecture = next((name for name in config.get("architectures") or () if name in TOWERS), None)
     if architecture is None or not isinstance(tower, Mapping) or not isinstance(text, Mapping):
         return None
+    return TOWERS[architecture](config, tower, text, processor or {})
+
+
+def _pixtral(
+    config: Mapping[str, Any], tower: Mapping[str, Any], text: Mapping[str, Any], processor: Mapping[str, Any]
+) -> PixtralConfig | None:
     is_known = tower.get("model_type") == "pixtral" and config.get("vision_feature_layer", -1) == -1
     if not is_known or config.get("vision_feature_select_strategy", "full") != "full":
         return None
-    merges = architecture.startswith("Mistral3")
+    merges = config["architectures"][0].startswith("Mistral3")
     rope = tower.get("rope_parameters") or {}
     size = processor.get("size") or {}
-    found = VisionConfig(
+    image = str(processor.get("image_token", "[IMG]"))
+    found = PixtralConfig(
         hidden_size=_whole(tower, "hidden_size", 1024),
         intermediate_size=_whole(tower, "intermediate_size", 4096),
         num_layers=_whole(tower, "num_hidden_layers", 24),
@@ -96,20 +164,68 @@ def vision_config(config: Mapping[str, Any], processor: Mapping[str, Any] | None
         longest_side=_whole(size, "longest_edge", _whole(tower, "image_size", 1024)),
         mean=tuple(processor.get("image_mean") or MEAN),
         std=tuple(processor.get("image_std") or STD),
-        image_token=str(processor.get("image_token", "[IMG]")),
-        break_token=str(processor.get("image_break_token", "[IMG_BREAK]")),
-        end_token=str(processor.get("image_end_token", "[IMG_END]")),
+        tokens=PictureTokens(
+            image=image,
+            written=image,
+            line=str(processor.get("image_break_token", "[IMG_BREAK]")),
+            after=str(processor.get("image_end_token", "[IMG_END]")),
+        ),
     )
-    if found.hidden_size % (4 * found.num_heads):
-        raise UnsupportedModel(
-            f"vision_config has hidden_size = {found.hidden_size}, of which each of {found.num_heads} heads needs a "
-            "multiple of 4"
-        )
+    _check_heads(found, 4)
     return found
 
 
-def _activation(config: Mapping[str, Any], name: str) -> str:
-    value = str(config.get(name, "gelu"))
+def _siglip(
+    config: Mapping[str, Any], tower: Mapping[str, Any], text: Mapping[str, Any], processor: Mapping[str, Any]
+) -> SiglipConfig | None:
+    if tower.get("model_type", "siglip_vision_model") != "siglip_vision_model" or processor.get("do_pan_and_scan"):
+        return None
+    patch = _whole(tower, "patch_size", 16)
+    side, tokens = _whole(tower, "image_size", 224) // patch, math.isqrt(_whole(config, "mm_tokens_per_image", 256))
+    if tokens > side or side % tokens:
+        raise UnsupportedModel(f"a picture has {side} patches a side, which {tokens} tokens a side do not divide")
+    found = SiglipConfig(
+        hidden_size=_whole(tower, "hidden_size", 768),
+        intermediate_size=_whole(tower, "intermediate_size", 3072),
+        num_layers=_whole(tower, "num_hidden_layers", 12),
+        num_heads=_whole(tower, "num_attention_heads", 12),
+        patch_size=patch,
+        activation=_activation(tower, "hidden_act", "gelu_pytorch_tanh"),
+        text_size=_whole(text, "hidden_size", 2304),
+        merge=side // tokens,
+        side=side,
+        norm_eps=float(tower.get("layer_norm_eps", 1e-6)),
+        mean=tuple(processor.get("image_mean") or (0.5, 0.5, 0.5)),
+        std=tuple(processor.get("image_std") or (0.5, 0.5, 0.5)),
+        tokens=PictureTokens(
+            image="<image_soft_token>",
+            written="<start_of_image>",
+            before="\n\n<start_of_image>",
+            after="<end_of_image>\n\n",
+        ),
+    )
+    _check_heads(found, 1)
+    return found
+
+
+# How a model's tower is read from config.json, by its architecture.
+TOWERS = {
+    "Gemma3ForConditionalGeneration": _siglip,
+    "LlavaForConditionalGeneration": _pixtral,
+    "Mistral3ForConditionalGeneration": _pixtral,
+}
+
+
+def _check_heads(found: VisionConfig, multiple: int) -> None:
+    if found.hidden_size % (multiple * found.num_heads):
+        raise UnsupportedModel(
+            f"vision_config has hidden_size = {found.hidden_size}, of which each of {found.num_heads} heads needs a "
+            f"multiple of {multiple}"
+        )
+
+
+def _activation(config: Mapping[str, Any], name: str, default: str = "gelu") -> str:
+    value = str(config.get(name, default))
     if value not in ACTIVATIONS:
         raise UnsupportedModel(f"{name} of the vision tower is {value!r}; supported: {', '.join(ACTIVATIONS)}")
     return value

@@ -100,21 +100,34 @@ def place_pictures(
 
     Raises ``BadRequest`` where the chat template has left one out, or the prompt is too long.
     """
-    if tokens.count(sight.image) != len(pictures):
-        written = f"writes {tokens.count(sight.image)} of the {len(pictures)} images of these messages"
+    places = [place for place, token in enumerate(tokens) if token == sight.written]
+    if len(places) != len(pictures):
+        written = f"writes {len(places)} of the {len(pictures)} images of these messages"
         raise invalid_param("messages", f"The model's chat template {written}. Put images into turns of the user.")
-    waiting, placed, prompt = iter(pictures), [], list[int]()
-    for token in tokens:
-        if token != sight.image:
-            prompt.append(token)
-            continue
-        one = next(waiting)
-        own = sight.tokens_of(one.width, one.height)
+    placed, prompt, done = list[Picture](), list[int](), 0
+    for one, place in zip(pictures, places, strict=True):
+        sight.extend(prompt, tokens[done:place])
+        sight.extend(prompt, sight.before)
+        own = sight.rows_of(one.width, one.height)
         digest = blake2b(f"{len(tenant)} {tenant} {one.width} ".encode(), digest_size=16)
         digest.update(one.data)
-        where, name, towers = len(prompt), digest.digest(), sight.tower_tokens(one.width, one.height)
-        placed.append(Picture(where, len(own), sight.image, name, one.width, one.height, one.data, towers))
+        placed.append(
+            Picture(
+                start=len(prompt),
+                num_tokens=len(own),
+                token_id=sight.image,
+                digest=digest.digest(),
+                width=one.width,
+                height=one.height,
+                pixels=one.data,
+                tower_tokens=sight.tower_tokens(one.width, one.height),
+                both_ways=sight.vision.both_ways,
+            )
+        )
         prompt += own
+        sight.extend(prompt, sight.after)
+        done = place + 1
+    sight.extend(prompt, tokens[done:])
     if len(prompt) > most:
         raise ContextLengthExceeded(most + 1, len(prompt), "messages")
     return tuple(prompt), tuple(placed)
@@ -162,9 +175,9 @@ def _read(where: str, url: str, vision: VisionConfig, limits: PicturesConfig) ->
     except Exception as exc:
         raise unreadable(type(exc).__name__) from exc
     rows, columns = vision.grid(*image.size)
-    side = vision.patch_size * vision.merge
-    width, height = columns * side, rows * side
-    return Pixels(width, height, image.resize((width, height), Image.Resampling.BICUBIC).tobytes())
+    width, height = columns * vision.token_side, rows * vision.token_side
+    how = Image.Resampling[vision.resampling]
+    return Pixels(width, height, image.resize((width, height), how).tobytes())
 
 
 def _has_many_scans(jpeg: bytes) -> bool:

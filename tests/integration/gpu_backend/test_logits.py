@@ -26,6 +26,7 @@ from gpu_backend.models.config.model import load_model_config, load_vision_confi
 from gpu_backend.models.llama import load_model
 from gpu_backend.models.shards import config_of_rank, shard, stage_of
 from gpu_backend.models.smoothing import begin_passage, smooth
+from gpu_backend.models.vision import normal
 from gpu_backend.models.weights import Checkpoint, LinearOptions
 from gpu_backend.server.requests.pictures import read_pictures
 from gpu_backend.step.adapter import Adapter
@@ -36,7 +37,14 @@ from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.step_tensors import build_tensors
 from tests.support.tiny_lora import ATTENTION, TinyAdapter, write_adapter, write_merged
 from tests.support.tiny_model import TinyModel, write_tiny_model
-from tests.support.tiny_vision import TINY_VISIONS, draw_picture, oracle_logits, with_pictures, write_tiny_vision
+from tests.support.tiny_vision import (
+    TINY_VISIONS,
+    draw_picture,
+    draw_tokens,
+    oracle_logits,
+    with_pictures,
+    write_tiny_vision,
+)
 
 CPU = torch.device("cpu")
 BLOCK = 16
@@ -208,19 +216,19 @@ def test_logits_equal_transformers(architecture: str, seed: int, tmp_path: Path)
 
 @pytest.mark.parametrize("name", TINY_VISIONS)
 def test_logits_of_pictures_equal_transformers(name: str, tmp_path: Path) -> None:
-    """At every position, of two pictures of several sizes, the first of them in two chunks."""
-    model = TINY_VISIONS[name]
-    folder, side = write_tiny_vision(tmp_path, model), model.patch_size * model.merge
-    pictures = [draw_picture(3 * side, 2 * side), draw_picture(2 * side, 5 * side, 1)]
+    """At every position, of two pictures of several sizes, in two chunks: the first cuts a picture where it may."""
+    folder = write_tiny_vision(tmp_path, TINY_VISIONS[name])
+    pictures = [draw_tokens(folder, 3, 2), draw_tokens(folder, 2, 5, 1)]
     prompt, placed = with_pictures(folder, [range(5), [9, 8], [4, 4, 4]], pictures)
+    cut = 9 if not placed[0].both_ways else placed[1].start
 
-    expected, ours = oracle_logits(folder, prompt, placed), logits_with_pictures(folder, prompt, placed, 9)
+    expected, ours = oracle_logits(folder, prompt, placed), logits_with_pictures(folder, prompt, placed, cut)
 
     assert (ours - expected).abs().max() <= TOLERANCE * expected.abs().max()
     assert torch.equal(ours.argmax(-1), expected.argmax(-1))
     others = with_pictures(folder, [range(5), [9, 8], [4, 4, 4]], [pictures[0].flip(0), pictures[1]])[1]
     assert (
-        logits_with_pictures(folder, prompt, others, 9)[-1] - expected[-1]
+        logits_with_pictures(folder, prompt, others, cut)[-1] - expected[-1]
     ).abs().max() > 0.01 * expected.abs().max()
 
 
@@ -249,6 +257,24 @@ def test_pictures_come_to_a_tower_as_transformers_has_them(width: int, height: i
     normal = (read / 255 - torch.tensor(vision.mean)) / torch.tensor(vision.std)
     assert torch.allclose(normal.permute(2, 0, 1), torch.tensor(made["pixel_values"][0]), atol=1e-6)
     assert max(found.width, found.height) <= vision.longest_side
+
+
+def test_pictures_come_to_a_gemma_as_transformers_has_them(tmp_path: Path) -> None:
+    """Pixel by pixel: whatever their sides are, squares of one size."""
+    images = pytest.importorskip("PIL.Image")
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    vision = load_vision_config(write_tiny_vision(tmp_path, TINY_VISIONS["Gemma 3"]))
+    assert vision is not None
+    image, written = images.fromarray(draw_picture(40, 9).numpy()), BytesIO()
+    image.save(written, "PNG")
+    made = Gemma3ImageProcessorPil(size={"height": 12, "width": 12})(image)
+
+    url = f"data:image/png;base64,{b64encode(written.getvalue()).decode()}"
+    (found,) = asyncio.run(read_pictures([("", url)], vision, PicturesConfig()))
+
+    read = torch.frombuffer(bytearray(found.data), dtype=torch.uint8).view(12, 12, 3)
+    assert torch.allclose(normal(read, vision, torch.ones(1)), torch.tensor(made["pixel_values"][0]), atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import contextlib
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -20,17 +22,26 @@ from gpu_backend.execution.loading import load_pictures
 from gpu_backend.execution.runner import Runner
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import load_model_config, load_vision_config
-from gpu_backend.models.config.vision import vision_config
+from gpu_backend.models.config.vision import PixtralConfig, vision_config
 from gpu_backend.step.config import engine_config
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.messages import Command, Event, Generate
+from gpu_backend.step.picture import PicturePart
+from gpu_backend.step.plan import Launched, StepPlan
 from gpu_backend.step.sampling_params import SamplingParams
 from tests.support.engine import Answer, answer_all, draft_from, expect_short_replies, model_loop
 from tests.support.fake_engine import FakeEngine
 from tests.support.front import CHAT, running_front, token_ids
 from tests.support.kv_transfer import exchanging, prefill
 from tests.support.tiny_model import write_tiny_model
-from tests.support.tiny_vision import TINY_VISIONS, draw_picture, with_pictures, write_tiny_vision
+from tests.support.tiny_vision import (
+    TINY_VISIONS,
+    TinyVision,
+    draw_picture,
+    draw_tokens,
+    with_pictures,
+    write_tiny_vision,
+)
 
 CPU = torch.device("cpu")
 PLAIN: dict[str, Any] = {"prefix_caching": False, "max_num_seqs": 1, "block_size": 4, "max_model_len": 96}
@@ -45,23 +56,51 @@ FLAT = StepCost(fixed=1.0, weights=0.0, token=1e-6, context=0.0, pair=0.0)
 Replies = dict[tuple[str, int], Answer]
 
 
+class Each(NamedTuple):
+    """A tiny model that sees, the settings of a busy engine for it, and its replies one by one in a plain one."""
+
+    folder: Path
+    busy: dict[str, Any]
+    alone: dict[tuple[str, int], list[int]]
+
+
+# By name; a Gemma 3's has the least step with room for its pictures, which are smaller.
+BUSY_OF = {
+    "Mistral 3": BUSY,
+    "Gemma 3": BUSY | {"max_num_batched_tokens": 26, "max_model_len": 72, "num_kv_blocks": 19},
+}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_vision(tmp_path_factory.mktemp("sees"), with_tokenizer=True)
 
 
-def ask(folder: Path, name: str, pictures: list[Tensor], start: int = 5, **fields: Any) -> Generate:
+@pytest.fixture(scope="module", params=BUSY_OF)
+def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Each:
+    """A model of each kind of tower, and what its requests are answered alone."""
+    seer = write_tiny_vision(tmp_path_factory.mktemp("sees"), TINY_VISIONS[request.param])
+    loop, found = model_loop(seer, **PLAIN), {}
+    for command in asked_of(seer):
+        found |= tokens_of(answer_all(loop, [command]))
+    return Each(seer, BUSY_OF[request.param], found)
+
+
+def ask(
+    folder: Path, name: str, pictures: list[Tensor], start: int = 5, after: Sequence[int] = (7, 8, 9), **fields: Any
+) -> Generate:
     """Ask of a prompt with words around each picture."""
-    prompt, placed = with_pictures(folder, [range(start), *([7, 8, 9] for _ in pictures)], pictures)
+    prompt, placed = with_pictures(folder, [range(start), *(after for _ in pictures)], pictures)
     sampling = SamplingParams(max_tokens=16, temperature=0.7, seed=len(name))
     return Generate(name, prompt, sampling, pictures=placed, **fields)
 
 
 def asked_of(folder: Path) -> list[Generate]:
     """Return requests some of whose prompts differ in nothing but the picture."""
-    one, other, wide = draw_picture(24, 32), draw_picture(24, 32, 1), draw_picture(64, 16, 2)
+    one, other, wide = draw_tokens(folder, 3, 4), draw_tokens(folder, 3, 4, 1), draw_tokens(folder, 8, 2, 2)
     return [
         ask(folder, "one", [one]),
+        ask(folder, "other words", [one], after=(3, 3)),
         ask(folder, "another", [other]),
         ask(folder, "both", [one, other], n=2),
         ask(folder, "the other way round", [other, one]),
@@ -75,30 +114,23 @@ def tokens_of(replies: Replies) -> dict[tuple[str, int], list[int]]:
     return {key: reply.token_ids for key, reply in replies.items()}
 
 
-@pytest.fixture(scope="module")
-def alone(folder: Path) -> dict[tuple[str, int], list[int]]:
-    loop, found = model_loop(folder, **PLAIN), {}
-    for command in asked_of(folder):
-        found |= tokens_of(answer_all(loop, [command]))
-    return found
-
-
 @pytest.mark.parametrize(
     "more",
     [
         {"async_scheduling": True, "cuda_graphs": True},
         {"speculative_method": "ngram", "num_speculative_tokens": 3},
         {"speculative_method": "draft", "num_speculative_tokens": 3, "async_scheduling": True},
-        {"batch_invariant": True, "copy_seconds": 0.0, "step_cost": FLAT, "step_stretch": 1e9},  # so that it swaps
+        {"copy_seconds": 0.0, "step_cost": FLAT, "step_stretch": 1e9},  # so that it swaps
     ],
     ids=lambda more: ",".join(more),
 )
-def test_replies_in_a_busy_engine_are_those_alone(
-    more: dict[str, Any], folder: Path, alone: dict[tuple[str, int], list[int]]
-) -> None:
-    """In chunks smaller than a picture, preempted, swapped, drafted for, resumed, from a cache and from graphs."""
+def test_replies_in_a_busy_engine_are_those_alone(more: dict[str, Any], each: Each) -> None:
+    """In chunks, smaller than a picture where that may be cut, preempted, swapped, drafted for, resumed, from a cache
+    and from graphs."""
+    folder, alone = each.folder, each.alone
     model = {"speculative_model": str(folder)} if more.get("speculative_method") == "draft" else {}
-    loop = model_loop(folder, **(BUSY | more), **model)
+    invariant = {"batch_invariant": "step_cost" in more and each.busy is BUSY}
+    loop = model_loop(folder, **(each.busy | more | invariant), **model)
     if more.get("speculative_method") == "ngram":
         draft_from(loop, alone, 0.8)
     expect_short_replies(loop)
@@ -117,6 +149,51 @@ def test_replies_in_a_busy_engine_are_those_alone(
     assert loop.scheduler.running.num_swapped == (loop.scheduler.running.num_preempted if "step_cost" in more else 0)
     assert loop.scheduler.tables.prompt_tokens_found > 0
     assert alone["one", 0] != alone["another", 0]
+
+
+def test_a_cached_beginning_may_end_within_a_picture(each: Each) -> None:
+    """The rest of its tokens looks at all of them all the same."""
+    first, second = (
+        ask(each.folder, "any", [draw_tokens(each.folder, 3, 4)], start=3, after=after) for after in ([7], [3, 3])
+    )
+    (picture,) = second.pictures
+    (alone,) = answer_all(model_loop(each.folder, **PLAIN), [second]).values()
+    loop = model_loop(each.folder, **PLAIN | {"prefix_caching": True})
+
+    answer_all(loop, [first])
+    (answer,) = answer_all(loop, [second]).values()
+
+    assert picture.start < answer.events[0].cached_tokens < picture.end
+    assert answer.token_ids == alone.token_ids
+
+
+def test_a_picture_that_looks_both_ways_is_computed_whole(tmp_path: Path) -> None:
+    """However little a step would take by its cost; a step that never has room for it is refused at the start."""
+    folder = write_tiny_vision(tmp_path, TINY_VISIONS["Gemma 3"])
+    slow = StepCost(fixed=1e-6, weights=0.0, token=1.0, context=0.0, pair=0.0)
+    settings = PLAIN | {"max_num_seqs": 4, "max_num_batched_tokens": 22}
+    commands = asked_of(folder)[:4]
+    parts: list[PicturePart] = []
+    loop = model_loop(folder, **settings, step_cost=slow, step_stretch=1.0)
+    launch = loop.runner.launch
+
+    def noted(plan: StepPlan) -> Launched:
+        parts.extend(part for step in plan.sequences for part in step.pictures)
+        return launch(plan)
+
+    with patch.object(loop.runner, "launch", noted):
+        answer_all(loop, commands)
+
+    assert len(parts) == sum(len(command.pictures) for command in commands)
+    assert {len(part.rows) for part in parts} == {9}
+    for wrong, words in (
+        ({"max_num_batched_tokens": 21}, "max_num_batched_tokens must be at least 22"),
+        ({"max_batch_tier_tokens": 12}, "max_batch_tier_tokens must be at least 13"),
+        ({"batch_invariant": True}, "batch_invariant computes token by token"),
+    ):
+        with pytest.raises(UnsupportedModel, match=words):
+            model_loop(folder, **(settings | wrong))
+        assert model_loop(folder, **(settings | wrong), max_images=0)
 
 
 def cached(loop: EngineLoop, command: Generate) -> int:
@@ -157,8 +234,9 @@ def test_tower_computes_a_picture_once(folder: Path) -> None:
     assert loop.runner._pictures.num_computed == 4
 
 
-def test_blocks_of_another_engine_compose(folder: Path, alone: dict[tuple[str, int], list[int]]) -> None:
+def test_blocks_of_another_engine_compose(each: Each) -> None:
     """An engine goes on with a prompt whose picture another one has seen."""
+    folder, alone = each.folder, each.alone
     with contextlib.ExitStack() as stack:
         settings = PLAIN | {"prefix_caching": True, "num_kv_blocks": 256}
         prefiller = model_loop(folder, **settings, transfer=exchanging(stack))
@@ -169,7 +247,7 @@ def test_blocks_of_another_engine_compose(folder: Path, alone: dict[tuple[str, i
         found = tokens_of(answer_all(decoder, asked[:2]))
 
         assert decoder.load().counters["kv_blocks_pulled"] > 0
-    assert found == {key: alone[key] for key in (("one", 0), ("another", 0))}
+    assert found == {key: alone[key] for key in (("one", 0), ("other words", 0))}
 
 
 def test_pictures_come_over_http(folder: Path) -> None:
@@ -217,12 +295,12 @@ def test_pictures_come_over_http(folder: Path) -> None:
 
 
 @pytest.mark.soak
-def test_ranks_see_the_same(folder: Path, alone: dict[tuple[str, int], list[int]]) -> None:
+def test_ranks_see_the_same(each: Each) -> None:
     """Four processes: two halves of each layer, in two stages; the first stage has the tower."""
-    loop = model_loop(folder, **BUSY, tensor_parallel_size=2, pipeline_parallel_size=2)
+    loop = model_loop(each.folder, **each.busy, tensor_parallel_size=2, pipeline_parallel_size=2)
     assert isinstance(loop.runner, Runner)
     try:
-        assert tokens_of(answer_all(loop, asked_of(folder))) == alone
+        assert tokens_of(answer_all(loop, asked_of(each.folder))) == each.alone
     finally:
         loop.runner.close()
 
@@ -232,7 +310,7 @@ def test_tower_is_loaded_where_pictures_are_read(folder: Path, tmp_path: Path) -
     assert (
         load_pictures(engine_config(str(folder), max_images=0), load_model_config(folder), CPU, torch.float32) is None
     )
-    clip = replace(TINY_VISIONS["Pixtral"], extra={"model_type": "clip_vision_model"})
+    clip = TinyVision(architecture="LlavaForConditionalGeneration", extra={"model_type": "clip_vision_model"})
     assert load_vision_config(write_tiny_vision(tmp_path / "clip", clip)) is None
     assert load_vision_config(write_tiny_model(tmp_path / "text")) is None
 
@@ -255,7 +333,7 @@ def test_processor_says_how_large_pictures_come(folder: Path) -> None:
     config = TINY_VISIONS["Mistral 3"].config()
     vision = vision_config(config, {"size": {"longest_edge": 1540}, "image_mean": [0.5, 0.5, 0.5]})
 
-    assert vision is not None
+    assert isinstance(vision, PixtralConfig)
     assert (vision.longest_side, vision.mean) == (1540, (0.5, 0.5, 0.5))
     assert vision.grid(8, 8) == (1, 1)
     assert vision.grid(9, 16) == (2, 2)

@@ -53,6 +53,21 @@ OWN = {
 }
 
 
+def test_a_gemma_takes_no_more_than_its_engine_says() -> None:
+    """With the tokens around it, and those of a server that adds crops."""
+    gemma = vision_config(
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "text_config": {},
+            "vision_config": {"image_size": 896, "patch_size": 14},
+        }
+    )
+    assert gemma is not None
+    rows, columns = gemma.grid(1, 1)
+
+    assert 5 * (rows * columns + 4) <= picture_tokens_most("google/gemma-3-27b-it", Picture(None, is_low=False)) < 2_000
+
+
 def jpeg(width: int, height: int, before: int = 0) -> bytes:
     """Return the beginning of a JPEG with so many bytes of profiles before its frame."""
     profiles = b"".join(b"\xff\xe2" + struct.pack(">H", 60_002) + bytes(60_000) for _ in range(before // 60_000))

@@ -14,15 +14,20 @@ from typing import Any
 import httpx
 import pytest
 from msgspec import convert
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from gpu_backend.models.config.vision import vision_config
+from gpu_backend.server.checkpoint.sight import sight_of
+from gpu_backend.server.checkpoint.tokens import TextCodec
 from gpu_backend.server.requests import pictures
+from gpu_backend.server.requests.pictures import Pixels, place_pictures
 from gpu_backend.step.config import PicturesConfig
 from gpu_backend.step.messages import Generate
 from protocol.chat import Message
 from protocol.errors import BadRequest
 from tests.support.fake_engine import FakeEngine, speaking
 from tests.support.front import (
+    ALPHABET,
     CHAT,
     END,
     IMAGE,
@@ -34,6 +39,7 @@ from tests.support.front import (
     token_ids,
     write_small_files,
 )
+from tests.support.tiny_vision import TinyGemma
 
 images = pytest.importorskip("PIL.Image")
 LIMITS = {"max_images": 3, "max_image_pixels": 10_000, "max_image_bytes": 50_000}
@@ -100,11 +106,35 @@ def test_picture_is_lines_of_tokens_where_it_stands(seeing: httpx.Client, seeing
     assert command.prompt_token_ids == (
         *words, *row, LINE, *row, IMAGE_END, IMAGE, IMAGE_END, *token_ids("<assistant>")
     )  # fmt: skip
-    assert (first.start, first.num_tokens, first.width, first.height) == (len(words), 8, 24, 16)
-    assert (second.start, second.num_tokens, second.width, second.height) == (len(words) + 8, 2, 8, 8)
+    assert (first.start, first.num_tokens, first.width, first.height) == (len(words), 7, 24, 16)
+    assert (second.start, second.num_tokens, second.width, second.height) == (len(words) + 8, 1, 8, 8)
     assert first.pixels == bytes((255, 0, 0)) * 24 * 16
     assert second.pixels == bytes((0, 0, 255)) * 8 * 8
     assert first.token_id == second.token_id == IMAGE
+
+
+def test_tokens_around_a_gemmas_picture_are_those_of_the_whole_text() -> None:
+    """As transformers encodes it with the picture's tokens written out: line breaks that meet are one token."""
+    letters = dict(ALPHABET) | {"ĊĊ": 256, "ĊĊĊ": 257, "ĊĊĊĊ": 258}
+    tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[("Ċ", "Ċ"), ("ĊĊ", "Ċ"), ("ĊĊ", "ĊĊ")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    marks = ("<start_of_image>", "<image_soft_token>", "<end_of_image>")
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in marks])
+    vision = vision_config(TinyGemma().config())
+    assert vision is not None
+    codec, around = TextCodec(tokenizer), vision.tokens
+    sight = sight_of(vision, codec, 1)
+    text = "user\n<start_of_image><start_of_image>\nSee <start_of_image>it"
+    written = f"{around.before}{around.image * 9}{around.after}"
+
+    prompt, placed = place_pictures(
+        codec.encode(text, 99, add_special_tokens=False), [Pixels(12, 12, b"")] * 3, sight, "", 99
+    )
+
+    assert list(prompt) == tokenizer.encode(text.replace(marks[0], written)).ids
+    assert [prompt[each.start : each.end] for each in placed] == [(sight.image,) * 9] * 3
+    assert all(each.both_ways and prompt[each.start - 1] == sight.written for each in placed)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "WEBP", "GIF"])
