@@ -66,10 +66,12 @@ def attention_of_chunks(setting: Setting) -> str:
 
 def attention_of_pictures(setting: Setting) -> str:
     """Chunks in which some neighbours look at each other, over windows too."""
-    most = 300 if setting.device.type == "cuda" else 9
+    most = 300 if setting.device.type == "cuda" else 40
     return worst_of(
         setting,
-        lambda: _attention_error(setting, queries=(2, most), window=setting.dice.choice((0, 0, 50)), looks_ahead=True),
+        lambda: _attention_error(
+            setting, queries=(most // 2, most), window=setting.dice.choice((0, 0, 50)), looks_ahead=True
+        ),
     )
 
 
@@ -462,7 +464,7 @@ def _ends_of(count: int, past: int, looks_ahead: bool, dice: random.Random) -> T
     """Return before which position keys end for each query: behind its own, or behind all of its picture's."""
     ends = torch.arange(past + 1, past + count + 1)
     if looks_ahead:
-        first, last = sorted(dice.sample(range(count), 2))
+        first, last = dice.randint(0, count // 3), dice.randint(2 * count // 3, count - 1)
         ends[first : last + 1] = past + last + 1
     return ends
 
