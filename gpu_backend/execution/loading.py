@@ -18,10 +18,10 @@ from gpu_backend.models.config.vision import PixtralConfig, SiglipConfig, Vision
 from gpu_backend.models.draft_heads import DraftHead, FeatureReader, load_eagle_head, load_mtp_head
 from gpu_backend.models.layers import Decoder
 from gpu_backend.models.llama import load_model
-from gpu_backend.models.pixtral import load_pixtral
 from gpu_backend.models.shards import shard
-from gpu_backend.models.siglip import load_siglip
-from gpu_backend.models.vision import PictureVectors, VisionTower
+from gpu_backend.models.towers.pixtral import load_pixtral
+from gpu_backend.models.towers.siglip import load_siglip
+from gpu_backend.models.towers.vision import PictureVectors, VisionTower
 from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights, WeightSource
 from gpu_backend.step.config import EngineConfig
 

@@ -9,7 +9,7 @@ from gpu_backend.kernels.layout.paged import INVARIANT_SPLITS, choose_splits
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.config.vision import VisionConfig
-from gpu_backend.models.vision import KEPT_BYTES
+from gpu_backend.models.towers.vision import KEPT_BYTES
 from gpu_backend.step.config import EngineConfig
 
 GPU_SPARE_BYTES = 512 * 1024**2  # what libraries take, and graphs

@@ -26,7 +26,7 @@ from gpu_backend.models.config.model import load_model_config, load_vision_confi
 from gpu_backend.models.llama import load_model
 from gpu_backend.models.shards import config_of_rank, shard, stage_of
 from gpu_backend.models.smoothing import begin_passage, smooth
-from gpu_backend.models.vision import normal
+from gpu_backend.models.towers.vision import normal
 from gpu_backend.models.weights import Checkpoint, LinearOptions
 from gpu_backend.server.requests.pictures import read_pictures
 from gpu_backend.step.adapter import Adapter

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_backend.models.config.vision import SiglipConfig
-from gpu_backend.models.vision import ACTIVATIONS, normal
+from gpu_backend.models.towers.vision import ACTIVATIONS, normal
 from gpu_backend.models.weights import WeightSource
 
 Affine = tuple[Tensor, Tensor]  # weights and what is added
