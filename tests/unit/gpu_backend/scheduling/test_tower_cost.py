@@ -5,8 +5,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+
 from gpu_backend.models.config.vision import vision_config
 from gpu_backend.server.checkpoint.sight import Sight
+from gpu_backend.server.checkpoint.tokens import TextCodec
 from gpu_backend.step.cost import StepCost, chunk_work, plan_work
 from gpu_backend.step.messages import Generate
 from gpu_backend.step.picture import Picture
@@ -72,7 +76,10 @@ def test_tower_takes_more_for_each_patch_of_a_larger_picture() -> None:
     assert vision is not None
     small, large = (vision.products(side, side) for side in (2, 4))
     layer = 4 * 32**2 + 3 * 32 * 48 + 2 * 32 * 16
-    sight = Sight(replace(vision, longest_side=64), 1, 2, 3, products_per_token=small)
+    tokenizer = Tokenizer(BPE())
+    tokenizer.decoder = decoders.ByteLevel()
+    whole, codec = replace(vision, longest_side=64), TextCodec(tokenizer)
+    sight = Sight(whole, codec, 1, 1, (), (2,), (3,), products_per_token=small)
 
     assert small == 16 * (2 * layer + 3 * 16 * 32) + 4 * (64**2 + 64 * (32 + 64))
     assert large > 4 * small
