@@ -56,7 +56,7 @@ from gpu_backend.server.checkpoint import harmony
 from gpu_backend.server.checkpoint.chat_template import ChatTemplate
 from gpu_backend.server.checkpoint.harmony import HarmonyReader
 from gpu_backend.server.checkpoint.tokens import StopStrings
-from gpu_backend.server.checkpoint.tool_call_text import CallState, CallText
+from gpu_backend.server.checkpoint.tool_call_text import CallText
 from gpu_backend.server.checkpoint.tool_calls import ToolCallReader, ToolStyle
 from gpu_backend.server.requests import checks, structured
 from gpu_backend.server.requests.bodies import NO_EXTENSIONS
@@ -403,7 +403,7 @@ def _pieces(given: Any, length: int) -> list[Any]:
 def _read_call(text: str) -> CallText:
     call = CallText(["f"])
     for character in '{"name": "f", "arguments": ' + text:
-        if call.state in (CallState.DONE, CallState.BAD):
+        if call.is_done or call.is_bad:
             break
         call.feed(character)
     return call

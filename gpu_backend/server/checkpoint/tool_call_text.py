@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from enum import Enum, auto
+from collections.abc import Collection, Generator
+from typing import Any
 
-
-class CallState(Enum):
-    START = auto()  # before the brace
-    KEY = auto()  # before a key, or the end of the object
-    IN_KEY = auto()
-    COLON = auto()  # before the colon
-    VALUE = auto()  # before a value
-    IN_VALUE = auto()
-    NEXT = auto()  # after a value
-    DONE = auto()
-    BAD = auto()  # no call
+BLANKS = " \t\r\n"
+NAME, ARGUMENTS = '"name"', ('"arguments"', '"parameters"')
 
 
 class CallText:
@@ -24,44 +15,21 @@ class CallText:
 
     def __init__(self, names: Collection[str]) -> None:
         self.name: str | None = None
-        self.state = CallState.START
+        self.is_done = False
+        self.is_bad = False  # it is no call
         self._names = names
-        self._text: list[str] = []  # characters, as are those below: texts would be copied with each
+        self._text: list[str] = []  # characters, as are the fresh ones: texts would be copied with each
         self._fresh: list[str] = []
-        self._part: list[str] = []  # of the key or the value that is being read
-        self._key = ""
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-        self._has_arguments = False
+        self._reader = self._read()
+        next(self._reader)
 
     def feed(self, character: str) -> None:
-        """Take in the next character; nothing must follow the states DONE and BAD."""
+        """Take in the next character; nothing must follow once it is done or bad."""
         self._text.append(character)
-        match self.state:
-            case CallState.IN_KEY:
-                self._part.append(character)
-                if self._ends_string(character):
-                    self._key, self.state = "".join(self._part), CallState.COLON
-            case CallState.IN_VALUE:
-                self._read_value(character)
-            case _ if character in " \t\r\n":
-                pass
-            case CallState.START:
-                self.state = CallState.KEY if character == "{" else CallState.BAD
-            case CallState.KEY if character == '"':
-                self._part, self.state, self._in_string = ['"'], CallState.IN_KEY, True
-            case CallState.COLON if character == ":":
-                self.state = CallState.VALUE
-            case CallState.VALUE if character not in ",}]:":
-                self._part, self._depth, self._in_string, self.state = [], 0, False, CallState.IN_VALUE
-                self._read_value(character)
-            case CallState.NEXT if character == ",":
-                self.state = CallState.KEY
-            case CallState.NEXT if character == "}":
-                self._end()
-            case _:
-                self.state = CallState.BAD
+        try:
+            self._reader.send(character)
+        except StopIteration as end:
+            self.is_done, self.is_bad = end.value, not end.value
 
     @property
     def text(self) -> str:
@@ -74,76 +42,76 @@ class CallText:
         self._fresh.clear()
         return fresh
 
-    @property
-    def _is_argument(self) -> bool:
-        return self._key in ('"arguments"', '"parameters"')
-
-    def _read_value(self, character: str) -> None:
-        if self._in_string:
-            self._take(character)
-            if self._ends_string(character) and not self._depth:
-                self._end_value()
-        elif character == '"':
-            self._in_string = True
-            self._take(character)
-        elif character in "{[":
-            self._depth += 1
-            self._take(character)
-        elif character in "}]" and self._depth:
-            self._depth -= 1
-            self._take(character)
-            if not self._depth:
-                self._end_value()
-        elif not self._depth and character in ",} \t\r\n":  # the end of a number or a word
-            self._end_value()
-            if self.state is CallState.NEXT:
-                self._text.pop()
-                self.feed(character)
-        else:
-            self._take(character)
-
-    def _take(self, character: str) -> None:
-        self._part.append(character)
-        if self._is_argument and self._part[0] == "{":
-            self._fresh.append(character)
-
-    def _end_value(self) -> None:
-        self.state = CallState.NEXT
-        if self._key != '"name"' and not self._is_argument:
-            return
-        said = "".join(self._part)
-        try:
-            value = json.loads(said)
-        except (ValueError, RecursionError):
-            self.state = CallState.BAD
-            return
-        if self._key == '"name"':
-            if self.name is not None or not isinstance(value, str) or value not in self._names:
-                self.state = CallState.BAD
-            else:
-                self.name = value
-        elif self._has_arguments:
-            self.state = CallState.BAD
-        else:
-            self._has_arguments = True
-            if isinstance(value, str):  # some models write the JSON text as a string
-                self._fresh.append(value)
-            elif not isinstance(value, dict):
-                self._fresh.append("{}" if value is None else said)
-
-    def _end(self) -> None:
-        if self.name is None:
-            self.state = CallState.BAD
-            return
-        if not self._has_arguments:
+    def _read(self) -> Generator[None, str, bool]:
+        """Read the object, each character when it is sent; return whether it is a call."""
+        if (yield from _past_blanks()) != "{":
+            return False
+        has_arguments, behind = False, ","
+        while behind == ",":
+            if (yield from _past_blanks()) != '"':
+                return False
+            key, _ = yield from self._value('"', tells=False)
+            if (yield from _past_blanks()) != ":" or (first := (yield from _past_blanks())) in ",}]:":
+                return False
+            said, behind = yield from self._value(first, tells=key in ARGUMENTS and first == "{")
+            if key == NAME or key in ARGUMENTS:
+                try:
+                    value = json.loads(said)
+                except (ValueError, RecursionError):
+                    return False
+                if key == NAME and (self.name is not None or not isinstance(value, str) or value not in self._names):
+                    return False
+                if key == NAME:
+                    self.name = value
+                elif has_arguments:
+                    return False
+                else:
+                    has_arguments = True
+                    self._fresh.append(_told_late(value, said))
+            behind = behind or (yield from _past_blanks())
+        if behind != "}" or self.name is None:
+            return False
+        if not has_arguments:
             self._fresh.append("{}")
-        self.state = CallState.DONE
+        return True
 
-    def _ends_string(self, character: str) -> bool:
-        if self._escaped:
-            self._escaped = False
-        elif character == "\\":
-            self._escaped = True
-        elif character == '"':
-            self._in_string = False
-        return not self._in_string
+    def _value(self, character: str, *, tells: bool) -> Generator[None, str, tuple[str, str]]:
+        """Read a value from its first character on; return it, and what ended it, if that is not its own."""
+        part: list[str] = []
+        depth, is_quoted, is_escaped = 0, False, False
+        while True:
+            if not (is_quoted or depth) and character in ",}" + BLANKS:  # the end of a number or a word
+                return "".join(part), character.strip()
+            part.append(character)
+            if tells:
+                self._fresh.append(character)
+            was_inside = depth > 0
+            if is_escaped:
+                is_escaped = False
+            elif is_quoted:
+                is_escaped, is_quoted = character == "\\", character != '"'
+            elif character == '"':
+                is_quoted = True
+            elif character in "{[":
+                depth += 1
+            elif character in "}]" and depth:
+                depth -= 1
+            if not (is_quoted or depth) and (was_inside or character == '"'):
+                return "".join(part), ""
+            character = yield
+
+
+def _past_blanks() -> Generator[None, str, str]:
+    """Wait for a character that is no blank."""
+    while (character := (yield)) in BLANKS:
+        pass
+    return character
+
+
+def _told_late(arguments: Any, said: str) -> str:
+    """Return what is told of arguments once they have ended: an object was told as it came."""
+    if isinstance(arguments, dict):
+        return ""
+    if isinstance(arguments, str):  # some models write the JSON text as a string
+        return arguments
+    return "{}" if arguments is None else said

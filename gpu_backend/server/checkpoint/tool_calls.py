@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from gpu_backend.server.checkpoint.tool_call_text import CallState, CallText
+from gpu_backend.server.checkpoint.tool_call_text import CallText
 
 
 class ToolStyle(StrEnum):
@@ -136,7 +136,7 @@ class ToolCallReader:
 
     def _read_call(self, call: CallText, character: str) -> None:
         call.feed(character)
-        if call.name is not None and self._told is None and call.state is not CallState.BAD:
+        if call.name is not None and self._told is None and not call.is_bad:
             self._told, self._blanks = self._new_id(), []
             self._gained.append(_Gained(self.num_calls, self._told, call.name))
             self.num_calls += 1
@@ -145,9 +145,9 @@ class ToolCallReader:
             if not self._gained or self._gained[-1].index != index:
                 self._gained.append(_Gained(index))
             self._gained[-1].arguments.append(fresh)
-        if call.state is CallState.DONE or (call.state is CallState.BAD and self._told is not None):
+        if call.is_done or (call.is_bad and self._told is not None):
             self._call, self._told, self._is_after_call = None, None, True
-        elif call.state is CallState.BAD:
+        elif call.is_bad:
             again = self._opener_of_call() + call.text
             self._content += [*self._blanks, again.removesuffix("<")]
             self._call, self._blanks, self._is_plain = None, [], self._is_llama
