@@ -76,7 +76,7 @@ class OutputProcessor:
         owners = [(step, self._scheduler.running.by_id.get(step.sequence_id)) for step in plan.sequences]
         staying = [(step, sequence) for step, sequence in owners if sequence is not None]
         num_tokens = sum(step.num_tokens for step, _ in staying)
-        self._meter.count_failed_step(seconds if staying else 0.0)
+        self._meter.count_step(0, 0, seconds if staying else 0.0)
         for step, sequence in staying:
             sequence.times.gpu_seconds += seconds / num_tokens * step.num_tokens * self._num_ranks
         problem = f"the engine could not compute this request ({type(error).__name__}: {error}); try again"

@@ -42,20 +42,14 @@ def is_decode(plan: StepPlan) -> bool:
     return all(step.num_known == 1 and step.samples and not (step.targets or step.pictures) for step in plan.sequences)
 
 
-def draws_plainly(step: SequenceStep) -> bool:
-    """Whether a sequence's next token depends on logits, temperature, filters and noise alone."""
+def draws_plainly(step: SequenceStep, but_for_penalties: bool = False) -> bool:
+    """Whether a sequence's next token depends on logits, temperature, filters and noise alone, and maybe penalties."""
     asked = step.sampling
     if asked.is_plain or step.constraint is not None:
         return step.constraint is None
-    is_long_enough = step.num_generated - step.num_draft_tokens >= asked.min_tokens
-    return is_long_enough and asked.logprobs is None and not asked.logit_bias and not asked.penalises_reply
-
-
-def draws_penalised(step: SequenceStep) -> bool:
-    """Whether nothing but penalties keeps a sequence's next token from being drawn plainly."""
-    asked = step.sampling
-    is_long_enough = not asked.min_tokens or step.num_generated - step.num_draft_tokens >= asked.min_tokens
-    return step.constraint is None and is_long_enough and asked.logprobs is None and not asked.logit_bias
+    if asked.logprobs is not None or asked.logit_bias or (asked.penalises_reply and not but_for_penalties):
+        return False
+    return step.num_generated - step.num_draft_tokens >= asked.min_tokens
 
 
 class GraphSizes:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gpu_backend.execution.device_state import NO_BLOCK, DeviceState
 from gpu_backend.execution.graph_capture import GraphCapture, Replay
-from gpu_backend.execution.graph_sizes import GraphSizes, Size, draws_penalised, draws_plainly
+from gpu_backend.execution.graph_sizes import GraphSizes, Size, draws_plainly
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.layout.decode_rows import FROM_STATE, HEADER, DecodeRows
 from gpu_backend.kernels.layout.paged import PagedLayouts
@@ -203,7 +203,7 @@ class DecodeGraphs:
             ]
         where = tuple(place for place, step in enumerate(steps) if not draws_plainly(step))
         if len(where) > MOST_OTHERS * len(steps) and width == 1 and self._counts is not None and self._draws:
-            left = tuple(place for place in where if not draws_penalised(steps[place]))
+            left = tuple(place for place in where if not draws_plainly(steps[place], but_for_penalties=True))
             if len(left) < len(where):
                 where, drawing = left, self._drawing_of_penalised(steps, size)
         is_drawn = not where or (width == 1 and len(where) <= MOST_OTHERS * len(steps))

@@ -42,7 +42,7 @@ class TcpTransfer(KvTransfer):
         lease_seconds: float = LEASE,
     ) -> None:
         """Listen at once. Raises ``ValueError`` where that cannot be."""
-        if not secret and not _is_loopback(host):
+        if not secret and not is_loopback(host):
             raise ValueError(f"KV blocks are not served at {host}, where other machines are, without a secret")
         self.engine_id = secrets.token_hex(8)  # another one after every start
         self._store = store
@@ -114,7 +114,7 @@ class TcpTransfer(KvTransfer):
         self._pulls.pop(pull.ticket, None)
 
     def _connect(self, remote: RemoteBlocks, note: Callable[[socket.socket], None]) -> Link:
-        if not self._key and not _is_loopback(remote.host):
+        if not self._key and not is_loopback(remote.host):
             raise Refused("it is on another machine, and this engine has no secret to know it by")
         connection = socket.create_connection((remote.host, remote.port), timeout=PATIENCE)
         try:
@@ -187,7 +187,7 @@ class TcpTransfer(KvTransfer):
         return max(1, CHUNK // self._store.format.block_bytes)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Whether only this machine can reach ``host``."""
     if host == "localhost":
         return True

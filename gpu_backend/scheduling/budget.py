@@ -13,13 +13,14 @@ from gpu_backend.step.plan import SequenceStep
 from gpu_backend.step.sequence import Sequence
 
 MANY_STEPS = 8  # a prompt that takes more is long
+NOTHING: Mapping[int, Sequence] = {}
 
 
 class StepBudget:
     """What is left of one step. Without a known cost the number of tokens alone limits it.
 
-    Of batch work, whose tokens may have a cap of their own, ``num_batch`` sequences run, ``num_batch_decodes`` of them
-    in these decodes; no more of them are let in than have a token each within the cap.
+    Of batch work, whose tokens may have a cap of their own, no more of the ``running`` sequences, to which the
+    ``decodes`` belong, are let in than have a token each within the cap.
     """
 
     def __init__(
@@ -27,15 +28,16 @@ class StepBudget:
         config: StepConfig,
         block_size: int,
         decodes: SequenceOf[SequenceStep],
-        num_batch: int = 0,
-        num_batch_decodes: int = 0,
+        running: Mapping[int, Sequence] = NOTHING,
     ) -> None:
         self._most = config.max_num_batched_tokens
         self._left = self._most - len(decodes)
         self._kept = 0
         cap = config.max_batch_tier_tokens or config.max_num_batched_tokens
-        self._batch_left = cap - num_batch_decodes
-        self._batch_places = cap - num_batch
+        self._batch_left = self._batch_places = cap
+        if config.max_batch_tier_tokens is not None:
+            self._batch_left -= sum(running[step.sequence_id].tier == "batch" for step in decodes)
+            self._batch_places -= sum(sequence.tier == "batch" for sequence in running.values())
         self._cost = config.step_cost if decodes else None
         self._is_spent = False
         self._least = block_size
@@ -106,21 +108,6 @@ class StepBudget:
         if sequence.tier == "batch":
             self._batch_left -= taken
         return taken
-
-
-def open_budget(
-    config: StepConfig,
-    block_size: int,
-    steps: SequenceOf[SequenceStep],
-    decodes: SequenceOf[Sequence],
-    running: Mapping[int, Sequence],
-) -> StepBudget:
-    """Return what a step has left after the ``steps`` of these decodes."""
-    num_batch = num_batch_decodes = 0
-    if config.max_batch_tier_tokens is not None:
-        num_batch = sum(sequence.tier == "batch" for sequence in running.values())
-        num_batch_decodes = sum(sequence.tier == "batch" for sequence in decodes)
-    return StepBudget(config, block_size, steps, num_batch, num_batch_decodes)
 
 
 def largest_chunk(

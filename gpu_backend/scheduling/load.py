@@ -35,11 +35,6 @@ class LoadMeter:
         self.computed_tokens += computed_tokens
         self.generated_tokens += generated_tokens
 
-    def count_failed_step(self, seconds: float) -> None:
-        """Record the time of a step that came to nothing."""
-        self.steps += 1
-        self.busy_seconds += seconds
-
     def report(self, scheduler: Scheduler, blocks: BlockManager, now: float) -> LoadReport:
         """Describe the state at ``now``; rates reach back to the oldest report of the window."""
         while len(self._marks) > 1 and self._marks[1][0] <= now - WINDOW_SECONDS:

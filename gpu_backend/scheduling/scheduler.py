@@ -11,7 +11,7 @@ from time import monotonic
 from gpu_backend.kv_cache.block_tables import BlockTables
 from gpu_backend.kv_cache.blocks import BlockManager
 from gpu_backend.scheduling.admission import Admission
-from gpu_backend.scheduling.budget import StepBudget, open_budget
+from gpu_backend.scheduling.budget import StepBudget
 from gpu_backend.scheduling.replies import RequestReplies
 from gpu_backend.scheduling.running import RunningSequences, SwapChoice
 from gpu_backend.speculation.planner import Speculator
@@ -95,7 +95,7 @@ class Scheduler:
             if count := sequence.num_to_plan:
                 (decodes if count == 1 else prompts).append(sequence)
         steps = [sequence.plan(1, size) for sequence in decodes]
-        budget = open_budget(self._config, size, steps, decodes, running)
+        budget = StepBudget(self._config, size, steps, running)
         admitted = self._admitted(budget) if num_preempted == self.running.num_preempted else ()
         steps += self._prompts.plan(prompts, admitted, budget)
         if speculator is not None:

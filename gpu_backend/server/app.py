@@ -15,11 +15,11 @@ from litestar.handlers import BaseRouteHandler
 from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
 
+from gpu_backend.kv_transfer.tcp import is_loopback
 from gpu_backend.server import chat, completions, embeddings, operations, tokenization
 from gpu_backend.server.client.announcer import Announcer
 from gpu_backend.server.client.errors import EngineFailed, ForeignPage
 from gpu_backend.server.front import Front, front_of, request_id_of
-from gpu_backend.server.settings import is_loopback
 from gpu_backend.server.wire import encode
 from protocol.errors import InvalidKey, MethodNotAllowed, ServiceError, TooLarge, UnknownUrl
 

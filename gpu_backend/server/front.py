@@ -6,7 +6,7 @@ import secrets
 import socket
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,6 +133,6 @@ def request_id_of(request: Request[Any, Any, Any]) -> str:
     return state["request_id"]
 
 
-def json_answer(body: Struct | Sequence[Struct] | dict[str, Any], status: int = 200) -> Response[bytes]:
+def json_answer(body: Struct | dict[str, Any] | list[dict[str, Any]], status: int = 200) -> Response[bytes]:
     """Return a body as the answer to a request."""
     return Response(encode(body), status_code=status, media_type="application/json")

@@ -34,11 +34,6 @@ class ModelBody(Struct, frozen=True, kw_only=True):
     input_modalities: tuple[str, ...]  # text, and image where pictures are read
 
 
-class ModelList(Struct, frozen=True):
-    data: list[ModelBody]
-    object: str = "list"
-
-
 class LoraBody(Struct, frozen=True):
     """vLLM's, for both routes."""
 
@@ -51,22 +46,13 @@ class Health(Struct, frozen=True):
     restarts: int
 
 
-class Version(Struct, frozen=True):
-    version: str
-
-
-class Sleeping(Struct, frozen=True):
-    """vLLM's."""
-
-    is_sleeping: bool
-
-
 @get("/v1/models")
 async def list_models(request: Request[Any, Any, Any]) -> Response[bytes]:
     """List the model that is served, and its adapters."""
     front = front_of(request)
     adapters = front.engine.adapters.by_name.values()
-    return json_answer(ModelList([_model(front), *(_model(front, adapter) for adapter in adapters)]))
+    models = [_model(front), *(_model(front, adapter) for adapter in adapters)]
+    return json_answer({"data": models, "object": "list"})
 
 
 @get("/v1/models/{model_id:path}")
@@ -128,7 +114,7 @@ def _fairness(report: LoadReport, tier: str) -> Fairness:
 @get("/version")
 async def show_version(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Say which release this engine is of."""
-    return json_answer(Version(release()))
+    return json_answer({"version": release()})
 
 
 @get("/metrics")
@@ -171,7 +157,7 @@ async def wake_up(request: Request[Any, Any, Any]) -> Response[bytes]:
 @get("/is_sleeping")
 async def show_sleep(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Say whether the engine sleeps, or will once what runs is finished."""
-    return json_answer(Sleeping(front_of(request).engine.state is EngineState.SLEEPING))
+    return json_answer({"is_sleeping": front_of(request).engine.state is EngineState.SLEEPING})
 
 
 @post("/v1/load_lora_adapter", status_code=200)

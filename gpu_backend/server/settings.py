@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -10,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from gpu_backend.kv_transfer.tcp import is_loopback
 from gpu_backend.server.client.announcer import LEAST_SECRET, FleetSettings
 from gpu_backend.step.adapter import Adapter
 from gpu_backend.step.config import EngineConfig, KvEventsConfig
@@ -74,16 +74,6 @@ class FrontSettings:
                 f"listening on {host} lets other machines guess a secret of {len(self.api_key)} characters: "
                 f"TOLLGATE_ENGINE_SECRET (or --api-key) needs {LEAST_SECRET}; make one with `openssl rand -hex 32`"
             )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def read_lora_modules(texts: Sequence[str]) -> tuple[Adapter, ...]:

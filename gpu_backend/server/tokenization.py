@@ -38,31 +38,12 @@ class TokenizeBody(Struct, frozen=True, kw_only=True):
     return_token_strs: bool = False
 
 
-class Tokenized(Struct, frozen=True, kw_only=True):
-    count: int
-    max_model_len: int
-    tokens: Sequence[int]
-    token_strs: Sequence[str] | None
-
-
 class DetokenizeBody(Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...]
     model: str | None = None
 
 
-class Detokenized(Struct, frozen=True):
-    prompt: str
-
-
 T = TypeVar("T", TokenizeBody, DetokenizeBody)
-
-
-class Rendered(Struct, frozen=True, kw_only=True):
-    """What a request would be computed from."""
-
-    request_id: str
-    model: str
-    token_ids: Sequence[int]
 
 
 @post("/tokenize", status_code=200)
@@ -86,7 +67,8 @@ async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
 
     def write() -> Response[bytes]:
         shown = [_decoded(codec, (token,)) for token in tokens] if body.return_token_strs else None
-        return json_answer(Tokenized(count=len(tokens), max_model_len=max_model_len, tokens=tokens, token_strs=shown))
+        counts = {"count": len(tokens), "max_model_len": max_model_len}
+        return json_answer(counts | {"tokens": tokens, "token_strs": shown})
 
     return await off_loop(len(text), write)
 
@@ -100,7 +82,7 @@ async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
 
     def write() -> Response[bytes]:
         check_token_ids(body.tokens, front.checkpoint.vocab_size, "tokens")
-        return json_answer(Detokenized(_decoded(front.checkpoint.codec, body.tokens)))
+        return json_answer({"prompt": _decoded(front.checkpoint.codec, body.tokens)})
 
     return await off_loop(len(raw), write)
 
@@ -158,8 +140,9 @@ def _decoded(codec: TextCodec, tokens: Sequence[int]) -> str:
     return b"".join(map(codec.label, tokens)).decode(errors="replace")
 
 
-def _rendered(request: Request[Any, Any, Any], model: str, tokens: Sequence[int]) -> Rendered:
-    return Rendered(request_id=request_id_of(request), model=model, token_ids=tokens)
+def _rendered(request: Request[Any, Any, Any], model: str, tokens: Sequence[int]) -> dict[str, Any]:
+    """Return what a request would be computed from."""
+    return {"request_id": request_id_of(request), "model": model, "token_ids": tokens}
 
 
 handlers = [tokenize, detokenize, render_completion, render_chat_completion]

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import blake2b, file_digest, sha256
@@ -32,6 +32,7 @@ SMALL_FILES = ("config.json", "generation_config.json", *PICTURE_FILES, *TOKENIZ
 INDEX, SINGLE, DIGESTS = "model.safetensors.index.json", "model.safetensors", "SHA256SUMS"
 CHUNK = 8 * 1024 * 1024  # bytes in memory at once
 HASHERS = min(8, os.cpu_count() or 1)  # files that are checked at once; hashing lets go of the interpreter
+NO_DIGESTS: Mapping[str, str] = {}
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -47,22 +48,15 @@ def fetch_model(model: str, cache: ModelCache | None = None, digests: Mapping[st
         if digests:
             _check_folder(Path(model), digests)
         return Path(model)
-    cache = cache or open_cache(os.environ)
-    files, root = _open(url)
-    names = set(_names(files, root))
-    if "config.json" not in names:
-        raise FileNotFoundError(f"{url} has no config.json; a Hugging Face checkpoint in one folder is needed")
-    expected = {**(_read_digests(files, root) if DIGESTS in names else {}), **(digests or {})}
+    remote = _Remote(url, cache, "config.json", "a Hugging Face checkpoint in one folder is needed", digests or {})
 
-    def fetch_all(folder: Path) -> None:
-        for name in (name for name in (*SMALL_FILES, INDEX) if name in names):
-            _fetch(cache, files, f"{root}/{name}", folder / name, expected.get(name))
-        weights = _weights(folder, names)
-        _check_names(url, names, weights, digests or {})
-        for name in weights:
-            _fetch(cache, files, f"{root}/{name}", folder / name, expected.get(name))
+    def copy_all(folder: Path) -> None:
+        remote.copy(folder, (*SMALL_FILES, INDEX))
+        weights = _weights(folder, remote.names)
+        _check_names(url, remote.names, weights, digests or {})
+        remote.copy(folder, weights)
 
-    return _in_folder(cache, url, root, fetch_all)
+    return remote.into_folder(copy_all)
 
 
 def fetch_tokenizer(source: str, cache: ModelCache | None = None) -> Path:
@@ -70,18 +64,8 @@ def fetch_tokenizer(source: str, cache: ModelCache | None = None) -> Path:
     url = source_url(source)
     if url is None:
         return Path(source)
-    cache = cache or open_cache(os.environ)
-    files, root = _open(url)
-    names = set(_names(files, root))
-    if "tokenizer.json" not in names:
-        raise FileNotFoundError(f"{url} has no tokenizer.json; a fast tokenizer is needed")
-    expected = _read_digests(files, root) if DIGESTS in names else {}
-
-    def fetch_all(folder: Path) -> None:
-        for name in (name for name in TOKENIZER_FILES if name in names):
-            _fetch(cache, files, f"{root}/{name}", folder / name, expected.get(name))
-
-    return _in_folder(cache, url, root, fetch_all)
+    remote = _Remote(url, cache, "tokenizer.json", "a fast tokenizer is needed")
+    return remote.into_folder(lambda folder: remote.copy(folder, TOKENIZER_FILES))
 
 
 def parse_digests(text: str) -> dict[str, str]:
@@ -104,19 +88,6 @@ def source_url(model: str) -> str | None:
     return f"hf://{model}" if is_hub_name and not Path(model).exists() else None
 
 
-def _in_folder(cache: ModelCache, url: str, root: str, fetch_all: Callable[[Path], None]) -> Path:
-    """Copy into the folder of that URL, or, while another engine reads an older version there, into one beside it."""
-    version = ""
-    while True:
-        digest = blake2b(f"{url}{version}".encode(), digest_size=6).hexdigest()
-        try:
-            with cache.copying(f"{PurePosixPath(root).name}-{digest}") as folder:
-                fetch_all(folder)
-                return folder
-        except _IsRead as exc:
-            version = f" {exc.version}"
-
-
 class _IsRead(Exception):
     """Another engine reads a file that is to become this version."""
 
@@ -124,23 +95,98 @@ class _IsRead(Exception):
         self.version = version
 
 
-def _open(url: str) -> tuple[Any, str]:
-    scheme = url.partition("://")[0]
-    package = PACKAGES.get(scheme, f"for {scheme}://")
-    try:
-        files, root = importlib.import_module("fsspec.core").url_to_fs(url)
-    except ImportError:
-        raise ValueError(f"{url} needs the package {package}: pip install 'tollgate[remote]'") from None
-    except ValueError as exc:
-        raise ValueError(
-            f"{url} is no source of models: {exc}; use a folder, owner/name, hf://, s3:// or gs://"
-        ) from exc
-    return files, root.rstrip("/")
+class _Remote:
+    """A folder of files elsewhere, and what is copied of it. Raises ``FileNotFoundError`` where it lacks ``needed``."""
 
+    def __init__(
+        self, url: str, cache: ModelCache | None, needed: str, why: str, digests: Mapping[str, str] = NO_DIGESTS
+    ) -> None:
+        self._url = url
+        self._cache = cache or open_cache(os.environ)
+        scheme = url.partition("://")[0]
+        package = PACKAGES.get(scheme, f"for {scheme}://")
+        try:
+            self._files, root = importlib.import_module("fsspec.core").url_to_fs(url)
+        except ImportError:
+            raise ValueError(f"{url} needs the package {package}: pip install 'tollgate[remote]'") from None
+        except ValueError as exc:
+            raise ValueError(
+                f"{url} is no source of models: {exc}; use a folder, owner/name, hf://, s3:// or gs://"
+            ) from exc
+        self._root = root.rstrip("/")
+        with _reading(self._files.unstrip_protocol(self._root)):
+            self.names = {PurePosixPath(path).name for path in self._files.ls(self._root, detail=False)}
+        if needed not in self.names:
+            raise FileNotFoundError(f"{url} has no {needed}; {why}")
+        self._digests = {**(self._read_digests() if DIGESTS in self.names else {}), **digests}
 
-def _names(files: Any, root: str) -> list[str]:
-    with _reading(files.unstrip_protocol(root)):
-        return [PurePosixPath(path).name for path in files.ls(root, detail=False)]
+    def into_folder(self, copy_all: Callable[[Path], None]) -> Path:
+        """Copy into the folder of that URL, or, while another engine reads an older version there, into one beside."""
+        version = ""
+        while True:
+            digest = blake2b(f"{self._url}{version}".encode(), digest_size=6).hexdigest()
+            try:
+                with self._cache.copying(f"{PurePosixPath(self._root).name}-{digest}") as folder:
+                    copy_all(folder)
+                    return folder
+            except _IsRead as exc:
+                version = f" {exc.version}"
+
+    def copy(self, folder: Path, names: Iterable[str]) -> None:
+        """Copy those of these files that there are, unless they are here as they are there."""
+        for name in names:
+            if name in self.names:
+                self._copy(f"{self._root}/{name}", folder / name, self._digests.get(name))
+
+    def _read_digests(self) -> dict[str, str]:
+        """Read the digests that ``sha256sum`` wrote beside the files."""
+        path = f"{self._root}/{DIGESTS}"
+        with _reading(self._files.unstrip_protocol(path)):
+            contents = self._files.cat_file(path)
+        try:
+            return parse_digests(contents.decode())
+        except ValueError as exc:
+            raise ValueError(f"{path}: {exc}") from exc
+
+    def _copy(self, path: str, goal: Path, digest: str | None) -> None:
+        """Copy one file. A copy that broke off leaves nothing that looks like a file."""
+        with _reading(self._files.unstrip_protocol(path)):
+            info = self._files.info(path)
+            identity = self._files.ukey(path)
+        digest = digest or ((info.get("lfs") or {}).get("sha256") if isinstance(info, dict) else None)
+        version = goal.with_name(f".{goal.name}.version")
+        identity = digest or identity
+        if goal.exists() and version.exists():
+            if version.read_text() == identity:
+                return
+            if self._cache.is_read(goal.parent.name):
+                raise _IsRead(identity)
+        part = goal.with_name(f".{goal.name}.{os.getpid()}.part")
+        try:
+            if digest is None or not self._cache.take(digest, part):
+                size = info.get("size")
+                log.info("copying %s (%.1f MB)", path, (size or 0) / 1e6)
+                self._cache.make_room(size or 0)
+                self._read_into(part, path, size, digest)
+                if digest is not None:
+                    self._cache.keep(digest, part)
+            version.unlink(missing_ok=True)  # it speaks of the file that goes
+            part.replace(goal)
+            version.write_text(identity)
+        finally:
+            part.unlink(missing_ok=True)  # also where both are links to one file: such a rename does nothing
+
+    def _read_into(self, goal: Path, path: str, size: int | None, digest: str | None) -> None:
+        """Read a file chunk by chunk. Raises ``OSError`` where not all of it came, or something else."""
+        url, seen = self._files.unstrip_protocol(path), sha256()
+        with goal.open("wb") as target:
+            for chunk in _chunks(self._files, path, url):
+                seen.update(chunk)
+                target.write(chunk)
+        if size is not None and (came := goal.stat().st_size) != size:
+            raise OSError(f"{url} has {size} bytes, but only {came} of them came; try again")
+        if digest is not None:
+            _check_digest(path, seen.hexdigest(), digest)
 
 
 @contextmanager
@@ -152,16 +198,6 @@ def _reading(url: str) -> Iterator[None]:
         raise FileNotFoundError(f"{url} does not exist, or may not be read") from None
     except Exception as exc:
         raise OSError(f"{url} cannot be read: {exc}; check the network, the endpoint and the credentials") from exc
-
-
-def _read_digests(files: Any, root: str) -> dict[str, str]:
-    """Read the digests that ``sha256sum`` wrote beside the files."""
-    with _reading(files.unstrip_protocol(f"{root}/{DIGESTS}")):
-        contents = files.cat_file(f"{root}/{DIGESTS}")
-    try:
-        return parse_digests(contents.decode())
-    except ValueError as exc:
-        raise ValueError(f"{root}/{DIGESTS}: {exc}") from exc
 
 
 def _weights(folder: Path, names: Collection[str]) -> list[str]:
@@ -199,49 +235,6 @@ def _digest(path: Path) -> str:
 def _check_digest(path: Path | str, found: str, expected: str) -> None:
     if found != expected:
         raise OSError(f"{path} has the SHA-256 digest {found}, not {expected}; it was changed or cut")
-
-
-def _fetch(cache: ModelCache, files: Any, path: str, goal: Path, digest: str | None) -> None:
-    """Copy one file, unless it is here as it is there. A copy that broke off leaves nothing that looks like a file."""
-    url = files.unstrip_protocol(path)
-    with _reading(url):
-        info = files.info(path)
-        identity = files.ukey(path)
-    digest = digest or ((info.get("lfs") or {}).get("sha256") if isinstance(info, dict) else None)
-    version = goal.with_name(f".{goal.name}.version")
-    identity = digest or identity
-    if goal.exists() and version.exists():
-        if version.read_text() == identity:
-            return
-        if cache.is_read(goal.parent.name):
-            raise _IsRead(identity)
-    part = goal.with_name(f".{goal.name}.{os.getpid()}.part")
-    try:
-        if digest is None or not cache.take(digest, part):
-            size = info.get("size")
-            log.info("copying %s (%.1f MB)", path, (size or 0) / 1e6)
-            cache.make_room(size or 0)
-            _copy(files, path, part, size, digest)
-            if digest is not None:
-                cache.keep(digest, part)
-        version.unlink(missing_ok=True)  # it speaks of the file that goes
-        part.replace(goal)
-        version.write_text(identity)
-    finally:
-        part.unlink(missing_ok=True)  # also where both are links to one file: such a rename does nothing
-
-
-def _copy(files: Any, path: str, goal: Path, size: int | None, digest: str | None) -> None:
-    """Copy one file. Raises ``OSError`` where not all of it came, or something else."""
-    url, seen = files.unstrip_protocol(path), sha256()
-    with goal.open("wb") as target:
-        for chunk in _chunks(files, path, url):
-            seen.update(chunk)
-            target.write(chunk)
-    if size is not None and (came := goal.stat().st_size) != size:
-        raise OSError(f"{url} has {size} bytes, but only {came} of them came; try again")
-    if digest is not None:
-        _check_digest(path, seen.hexdigest(), digest)
 
 
 def _chunks(files: Any, path: str, url: str) -> Iterator[bytes]:

@@ -55,7 +55,7 @@ def test_share_of_the_roofline_is_that_of_the_busy_time() -> None:
     unknown = meter.report(loop.scheduler, blocks, now=101.0)
     meter.count_step(5, 5, seconds=0.2, least_seconds=0.15)
     meter.count_step(5, 5, seconds=0.2, least_seconds=0.05)
-    meter.count_failed_step(0.1)
+    meter.count_step(0, 0, 0.1)
     busy = meter.report(loop.scheduler, blocks, now=105.0)
     later = [meter.report(loop.scheduler, blocks, now=now) for now in (110.0, 116.0)][-1]
 
