@@ -71,7 +71,7 @@ class Transfers:
         if not table or request.adapter is not None:  # numbers of adapters are each engine's own
             return None
         while self._held and sum(self._held.values()) + len(table) > most:
-            self._end_oldest()
+            self.end_oldest_lease()
         lease = secrets.token_hex(16)
         blocks.hold(table)
         self._scheduler.tables.apart[lease] = table
@@ -142,12 +142,14 @@ class Transfers:
     def end_oldest_lease(self) -> None:
         """End the oldest lease: its blocks are needed here, and what they hold can be computed elsewhere."""
         if self._held:
-            self._end_oldest()
+            lease = next(iter(self._held))
+            del self._held[lease]
+            self._transfer.release(lease)
 
     def end_leases(self) -> None:
         """End all leases; their blocks are free once no other engine reads them any more."""
         while self._held:
-            self._end_oldest()
+            self.end_oldest_lease()
 
     def counters(self) -> dict[str, float]:
         """Return what the load report says of transfers."""
@@ -160,11 +162,6 @@ class Transfers:
     def close(self) -> None:
         """Serve and bring no more."""
         self._transfer.close()
-
-    def _end_oldest(self) -> None:
-        lease = next(iter(self._held))
-        del self._held[lease]
-        self._transfer.release(lease)
 
     def _give_up(self, ticket: int, coming: _Coming) -> None:
         if not coming.is_given_up:

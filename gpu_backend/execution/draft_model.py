@@ -153,7 +153,7 @@ class DraftModel:
 
     def _compute(self, steps: list[SequenceStep]) -> tuple[tuple[SequenceStep, ...], Tensor]:
         """Launch one pass; return the steps that sample, and their tokens, which are in the device state, too."""
-        plan = StepPlan(0, tuple(replace(s, block_table=self._covering(s, s.block_table)) for s in steps))
+        plan = StepPlan(0, tuple(replace(s, block_table=self._covering(s)) for s in steps))
         last_tokens = self._device_state.last_tokens
         if self.graphs is not None and all(map(draws_plainly, steps)):
             # To a graph, known tokens before the last are computed as drafts are.
@@ -222,10 +222,10 @@ class DraftModel:
         step = replace(
             step, token_ids=step.token_ids + drafts, num_draft_tokens=len(drafts), draft_ids=(), num_to_draft=0
         )
-        return replace(step, block_table=self._covering(step, step.block_table))
+        return replace(step, block_table=self._covering(step))
 
-    def _covering(self, step: SequenceStep, block_table: tuple[int, ...]) -> tuple[int, ...]:
-        return block_table[: -(-(step.start + len(step.token_ids)) // self._block_size)]
+    def _covering(self, step: SequenceStep) -> tuple[int, ...]:
+        return step.block_table[: -(-(step.start + len(step.token_ids)) // self._block_size)]
 
 
 def _draft_step(step: SequenceStep) -> SequenceStep:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_backend.kernels import reference, reference_attention, reference_decoding, reference_experts, reference_lora
+from gpu_backend.kernels import reference, reference_attention, reference_decoding, reference_experts
 from gpu_backend.kernels.layout.grouping import AttentionGroup
 from gpu_backend.kernels.layout.paged import PagedLayout
 from gpu_backend.kernels.layout.quantized_kv import FP8, KvScales
@@ -61,7 +61,7 @@ penalise = _by_device(reference.penalise, "penalties")
 log_probabilities = _by_device(reference.log_probabilities, "logprobs")
 choose_experts = _by_device(reference_experts.choose_experts, "experts")
 mix_experts = _by_device(reference_experts.mix_experts, "experts")
-add_lora_ = _by_device(reference_lora.add_lora_, "lora")
+add_lora_ = _by_device(reference.add_lora_, "lora")
 
 
 def num_processors(device: torch.device) -> int:

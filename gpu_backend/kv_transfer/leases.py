@@ -35,23 +35,17 @@ class BlockLeases:
         with self._lock:
             self._by_name[name] = BlockLease(salt, blocks, self._clock() + self._seconds)
 
-    def renew(self, name: str, salt: bytes) -> BlockLease | None:
-        """Return a lease that lasts, from now on as long as a new one; None if it is over, or another tenant's."""
-        with self._lock:
-            lease = self._by_name.get(name)
-            if lease is None or lease.salt != salt or lease.has_ended or self._clock() >= lease.until:
-                return None
-            lease.until = self._clock() + self._seconds
-            return lease
-
     @contextmanager
     def reading(self, name: str, salt: bytes) -> Iterator[BlockLease | None]:
-        """Renew a lease; what it holds is not freed before the block of code ends."""
-        lease = self.renew(name, salt)
+        """Give a lease that lasts, from now on as long as a new one; None if it is over, or another tenant's. What it
+        holds is not freed before the block of code ends.
+        """
         with self._lock:
-            if lease is not None and self._by_name.get(name) is not lease:
-                lease = None  # freed in between
+            lease = self._by_name.get(name)
+            if lease is not None and (lease.salt != salt or lease.has_ended or self._clock() >= lease.until):
+                lease = None
             if lease is not None:
+                lease.until = self._clock() + self._seconds
                 lease.num_reading += 1
         try:
             yield lease

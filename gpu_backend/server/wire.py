@@ -63,10 +63,7 @@ class TopToken(Struct, frozen=True):
     bytes: list[int]
 
 
-class TokenScore(Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
+class TokenScore(TopToken, frozen=True):
     top_logprobs: list[TopToken]
 
 

@@ -102,15 +102,6 @@ class Constraint:
         """Return an independent constraint that stands where this one does."""
         return Constraint(self._matcher.deep_copy(), self.rules)
 
-    @classmethod
-    def begin_masks(cls, constraints: Sequence[Constraint], vocab_size: int) -> Future[Tensor]:
-        """Begin with a row of int32 for each constraint, on the CPU: a bit for every token, set if it may come next."""
-        standing = [(constraint._matcher, constraint.rules) for constraint in constraints]
-        masks = constraints[0].rules.maker.begin(standing, vocab_size)
-        for constraint in constraints:
-            constraint._masks = masks
-        return masks
-
 
 class MaskMaker:
     """Makes the masks of many constraints at once, on threads of its own that need no interpreter."""
@@ -193,9 +184,16 @@ def is_available() -> bool:
 
 
 def begin_masks(constraints: Sequence[Constraint | None], vocab_size: int) -> Future[Tensor] | None:
-    """Begin with the masks of those rows that have a constraint, if any has; they are made while the model computes."""
+    """Begin with a row of int32 on the CPU for each that is a constraint: a bit for every token, set if it may come
+    next. They are made while the model computes; None if there are none.
+    """
     some = [constraint for constraint in constraints if constraint is not None]
-    return Constraint.begin_masks(some, vocab_size) if some else None
+    if not some:
+        return None
+    masks = some[0].rules.maker.begin([(each._matcher, each.rules) for each in some], vocab_size)
+    for constraint in some:
+        constraint._masks = masks
+    return masks
 
 
 def apply_masks(logits: Tensor, rows: Sequence[int], words: Tensor) -> None:

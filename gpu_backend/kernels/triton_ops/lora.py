@@ -19,7 +19,7 @@ MOST_RANK = 64  # at a time
 
 
 def add_lora_(out: Tensor, x: Tensor, shrink: Tensor, expand: Tensor, slots: Tensor, widths: Sequence[int]) -> Tensor:
-    """Add what ``reference_lora`` says; inner numbers are float32 until they meet ``expand``."""
+    """Add what ``reference.add_lora_`` says; inner numbers are float32 until they meet ``expand``."""
     (rows, inputs), inner, rank = x.shape, shrink.shape[1], expand.shape[2]
     split, depth = split_of(inputs), DEPTH * 2 // x.itemsize
     splits = triton.cdiv(inputs, split)

@@ -59,7 +59,7 @@ def experts_config(config: Mapping[str, Any], mixture: Mixture | None, num_layer
         return None
     layers = _layers(config, num_layers, mixture)
     number_name = next((name for name in NUMBER if name in config), NUMBER[0])
-    number, per_token = _whole(config, number_name), _whole(config, "num_experts_per_tok")
+    number, per_token = whole(config, number_name), whole(config, "num_experts_per_tok")
     if (activation := config.get("hidden_act", "silu")) != "silu":
         raise UnsupportedModel(f"hidden_act is {activation!r}; supported for a mixture of experts: 'silu'")
     if per_token > number:
@@ -68,10 +68,10 @@ def experts_config(config: Mapping[str, Any], mixture: Mixture | None, num_layer
     groups, most_groups = _groups(config, mixture, number, per_token)
     if not any(layers):
         return None
-    inner = _whole(config, mixture.size)
+    inner = whole(config, mixture.size)
     shared = {
         "": lambda: 0,
-        "gated": lambda: _whole(config, "shared_expert_intermediate_size"),
+        "gated": lambda: whole(config, "shared_expert_intermediate_size"),
         "whole": lambda: inner * int(config.get("n_shared_experts") or 0),
     }[mixture.shared]()
     return ExpertsConfig(
@@ -146,7 +146,8 @@ def _layers(config: Mapping[str, Any], num_layers: int, mixture: Mixture) -> tup
     return tuple((layer + 1) % step == 0 and layer not in without for layer in range(num_layers))
 
 
-def _whole(config: Mapping[str, Any], name: str) -> int:
+def whole(config: Mapping[str, Any], name: str) -> int:
+    """Return a size that config.json has. Raises ``UnsupportedModel`` where it has none."""
     value = config.get(name)
     if not isinstance(value, int) or value < 1:
         raise UnsupportedModel(f"config.json has {name} = {value!r}; a whole number above 0 is needed")

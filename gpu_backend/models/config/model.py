@@ -12,7 +12,7 @@ from typing import Any
 
 from gpu_backend.models.config.architectures import ARCHITECTURES, TEXT_OF, Architecture
 from gpu_backend.models.config.errors import UnsupportedModel
-from gpu_backend.models.config.experts import ExpertsConfig, experts_config
+from gpu_backend.models.config.experts import ExpertsConfig, experts_config, whole
 from gpu_backend.models.config.latent import LatentConfig, latent_config, score_scale
 from gpu_backend.models.config.packed_format import PackedFormat, packed_format
 from gpu_backend.models.config.rope import RopeConfig, layer_ropes, max_position
@@ -149,13 +149,13 @@ def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any] 
         raise UnsupportedModel(f"clip_qkv is {config['clip_qkv']!r}; only models without it are supported")
     if config.get("use_bidirectional_attention"):
         raise UnsupportedModel("use_bidirectional_attention is set; only models that look back are supported")
-    hidden_size, num_heads = _whole(config, "hidden_size"), _whole(config, "num_attention_heads")
+    hidden_size, num_heads = whole(config, "hidden_size"), whole(config, "num_attention_heads")
     num_kv_heads = config.get("num_key_value_heads") or num_heads
     if num_heads % num_kv_heads:
         raise UnsupportedModel(
             f"num_attention_heads ({num_heads}) is no multiple of num_key_value_heads ({num_kv_heads})"
         )
-    num_layers = _whole(config, "num_hidden_layers")
+    num_layers = whole(config, "num_hidden_layers")
     rotates = _rotates(config, does, num_layers)
     kinds, windows = _windows(config, architecture, rotates)
     latent = latent_config(config) if does.is_latent else None
@@ -168,9 +168,9 @@ def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any] 
         factors = replace(factors, attention=score_scale(config, latent, ropes[0]))
     return ModelConfig(
         architecture=architecture,
-        vocab_size=_whole(config, "vocab_size"),
+        vocab_size=whole(config, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_whole(config, "intermediate_size"),
+        intermediate_size=whole(config, "intermediate_size"),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -297,13 +297,6 @@ def _eos(config: Mapping[str, Any]) -> frozenset[int]:
     if eos is None:
         return frozenset()
     return frozenset(eos if isinstance(eos, list) else [eos])
-
-
-def _whole(config: Mapping[str, Any], name: str) -> int:
-    value = config.get(name)
-    if not isinstance(value, int) or value < 1:
-        raise UnsupportedModel(f"config.json has {name} = {value!r}; a whole number above 0 is needed")
-    return value
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -133,7 +133,8 @@ def test_a_lease_is_read_by_its_tenant_alone() -> None:
     leases.add("lease", b"salt", ((7, b"hash"),))
     clock.now += 29
 
-    assert leases.renew("lease", b"another") is None
+    with leases.reading("lease", b"another") as foreign:
+        assert foreign is None
     clock.now += 1
     assert leases.take_free() == ["lease"]
 
