@@ -123,27 +123,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--kv-events-config", metavar="JSON", help="tells routers what the prefix cache has; vLLM's setting")
     exchanges = "where other engines read KV blocks, port 0 for any free one; without it none are exchanged"
     add("--kv-transfer-address", metavar="HOST:PORT", help=exchanges)
-    add(
-        "--kv-pull-seconds", metavar="S", help="after which KV blocks of another engine that have not come are computed"
-    )
+    pulls = "after which KV blocks of another engine that have not come are computed"
+    add("--kv-pull-seconds", metavar="S", help=pulls)
     add("--role", choices=ROLES, help="prefill: computes prompts for other engines alone; decode: makes replies alone")
     add("--shared-prompts", metavar="FILE", help="JSON list of system prompts that all tenants may share in the cache")
     add("--load-format", choices=LOAD_FORMATS, help="dummy makes random weights")
     add("--speculative-method", choices=SPECULATIVE_METHODS, help="where draft tokens come from")
-    add(
-        "--speculative-model",
-        metavar="PATH",
-        help="for draft: a smaller model with the same tokenizer; for eagle3: a head",
-    )
+    drafter = "for draft: a smaller model with the same tokenizer; for eagle3: a head"
+    add("--speculative-model", metavar="PATH", help=drafter)
     add("--num-speculative-tokens", metavar="N", help="draft tokens a step")
-    add(
-        "--lora-modules",
-        nargs="+",
-        type=str,
-        default=[],
-        metavar="NAME=PATH",
-        help="LoRA adapters, models by their name",
-    )
+    named = "LoRA adapters, models by their name"
+    add("--lora-modules", nargs="+", type=str, default=[], metavar="NAME=PATH", help=named)
     add("--max-loras", type=int, metavar="N", help="adapters that the device has room for; those of --lora-modules")
     add("--max-lora-rank", metavar="R", help="for which each of them has room")
     loads = "clients may load and unload adapters, from any folder that the engine can read"

@@ -15,14 +15,8 @@ from gpu_backend.models.config.errors import UnsupportedModel
 FP8 = torch.float8_e4m3fn
 MOST_FP8 = 448.0
 GROUPS = (128, 64, 32)  # inputs that share a scale in four bits: the largest that divides a matrix's inputs
-CLIPS = (
-    1.0,
-    0.95,
-    0.9,
-    0.85,
-    0.8,
-    0.75,
-)  # of a group's largest weight: cutting it may cost less than finer steps save
+# Of a group's largest weight: cutting it may cost less than finer steps save.
+CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
 
 @dataclass(frozen=True, slots=True)

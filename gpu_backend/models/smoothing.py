@@ -22,9 +22,8 @@ from gpu_backend.models.rope import RopeTable
 
 TOKENS = 256  # from all over the vocabulary
 STRENGTHS = (0.25, 0.5, 0.75)  # the paper's alpha: how far a factor follows the inputs, not the weights
-WORTH = (
-    0.81  # of the squared error before: it must fall so far for a stronger one, since texts differ from those tokens
-)
+# Of the squared error before: it must fall so far for a stronger one, since texts differ from those tokens.
+WORTH = 0.81
 FARTHEST = 10.0  # binades of a factor
 
 

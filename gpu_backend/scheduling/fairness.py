@@ -29,9 +29,7 @@ class Account:
     tenant: str
     served: float
     newcomers: deque[Sequence] = field(default_factory=deque)  # waiting for their first blocks
-    promised: dict[float, int] = field(
-        default_factory=dict
-    )  # tokens its admitted replies may still generate, by weight
+    promised: dict[float, int] = field(default_factory=dict)  # tokens its replies may still generate, by weight
     admitted: int = 0  # replies that have or had blocks, and have not ended
     is_ranked: bool = False
 

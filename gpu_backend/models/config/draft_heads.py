@@ -28,9 +28,7 @@ class EagleConfig:
     """An EAGLE-3 head: ``layer`` is its one layer, whose vocabulary is that of its drafts."""
 
     layer: ModelConfig
-    layers_read: tuple[
-        int, ...
-    ]  # of the model: the hidden states that go into them; as many as the model has: its last
+    layers_read: tuple[int, ...]  # of the model: the states that go into them; as many as it has: its last
     adds_to_normed: bool  # the layer adds to what it has normed, not to what came in
 
 

@@ -43,9 +43,8 @@ class ControlTokens:
         heads = {text[0]: {other[1:] for other in texts if other[0] == text[0]} for text in texts}
         begun = "|".join(f"{re.escape(first)}(?={_any_of(rests)})" for first, rests in heads.items())
         self._begun = re.compile(begun or r"(?!)")
-        self._pairs = tuple(
-            {pair for text in texts for pair in (text[:2], text[-2:])}
-        )  # a text without any is harmless
+        # A text without any is harmless.
+        self._pairs = tuple({pair for text in texts for pair in (text[:2], text[-2:])})
         # What a neighbour's text might complete: of two parts, one is half of the token or more.
         halves = [(text, size) for text in texts for size in range(-(-len(text) // 2), len(text))]
         self._beginnings = tuple({text[:size] for text, size in halves})

@@ -28,11 +28,9 @@ def render_chat(
 
 async def encode_chat(checkpoint: Checkpoint, text: str, max_model_len: int) -> tuple[int, ...]:
     """Return the tokens of a rendered conversation. Raises ``BadRequest`` for a context too short."""
-    reader = _PromptReader(checkpoint, max_model_len, room_for_reply=1, param="messages")
-    tokens = await in_parallel(len(text), LONG_TEXT, lambda: reader.read_text(text, add_special_tokens=False))
-    if not tokens:
-        raise _empty("messages")
-    return tokens
+    return await in_parallel(
+        len(text), LONG_TEXT, lambda: _encode(checkpoint, text, max_model_len, 1, "messages", is_rendered=True)
+    )
 
 
 async def encode_prompts(
@@ -45,9 +43,11 @@ async def encode_prompts(
     if len(several) > MAX_PROMPTS:
         message = f"'{param}' holds {len(several)} entries; one request takes at most {MAX_PROMPTS}."
         raise invalid_param(param, message)
-    reader = _PromptReader(checkpoint, max_model_len, room_for_reply, param)
-    characters = sum(map(len, several))
-    return await in_parallel(characters, LONG_TEXT, lambda: tuple(reader.read(prompt) for prompt in several))
+
+    def encode_all() -> tuple[tuple[int, ...], ...]:
+        return tuple(_encode(checkpoint, prompt, max_model_len, room_for_reply, param) for prompt in several)
+
+    return await in_parallel(sum(map(len, several)), LONG_TEXT, encode_all)
 
 
 def split_prompts(prompts: Prompts) -> list[str | list[int]]:
@@ -59,35 +59,30 @@ def split_prompts(prompts: Prompts) -> list[str | list[int]]:
     return prompts  # type: ignore[return-value]
 
 
-class _PromptReader:
-    def __init__(self, checkpoint: Checkpoint, max_model_len: int, room_for_reply: int, param: str) -> None:
-        self._checkpoint = checkpoint
-        self._max_model_len = max_model_len
-        self._most = max_model_len - room_for_reply
-        self._param = param
-
-    def read(self, prompt: str | list[int]) -> tuple[int, ...]:
-        if isinstance(prompt, str):
-            tokens = self.read_text(prompt, add_special_tokens=True)
-        else:
-            tokens = self._read_ids(prompt)
-        if not tokens:
-            raise _empty(self._param)
-        return tokens
-
-    def read_text(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+def _encode(
+    checkpoint: Checkpoint,
+    prompt: str | list[int],
+    max_model_len: int,
+    room_for_reply: int,
+    param: str,
+    *,
+    is_rendered: bool = False,
+) -> tuple[int, ...]:
+    """Return the tokens of a prompt; one that ``is_rendered`` has its special ones."""
+    most = max_model_len - room_for_reply
+    if isinstance(prompt, str):
         try:
-            return self._checkpoint.codec.encode(text, self._most, add_special_tokens=add_special_tokens)
+            tokens = checkpoint.codec.encode(prompt, most, add_special_tokens=not is_rendered)
         except TooManyTokens as exc:
-            raise ContextLengthExceeded(
-                self._max_model_len, exc.count, self._param, counted_whole=exc.counted_whole
-            ) from exc
-
-    def _read_ids(self, ids: list[int]) -> tuple[int, ...]:
-        if len(ids) > self._most:
-            raise ContextLengthExceeded(self._max_model_len, len(ids), self._param)
-        check_token_ids(ids, self._checkpoint.vocab_size, self._param)
-        return tuple(ids)
+            raise ContextLengthExceeded(max_model_len, exc.count, param, counted_whole=exc.counted_whole) from exc
+    elif len(prompt) > most:
+        raise ContextLengthExceeded(max_model_len, len(prompt), param)
+    else:
+        check_token_ids(prompt, checkpoint.vocab_size, param)
+        tokens = tuple(prompt)
+    if not tokens:
+        raise _empty(param)
+    return tokens
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
