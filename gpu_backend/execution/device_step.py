@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from gpu_backend.execution.graphs import Drawing
-from gpu_backend.execution.timer import Timer
 from gpu_backend.hardware.capacity import ROWS_TO_SCORE
 from gpu_backend.hardware.roofline import Roofline
+from gpu_backend.hardware.timer import Timer
 from gpu_backend.kernels.layout.upload import upload
 from gpu_backend.models.layers import Decoder
 from gpu_backend.sampling.sampler import Logprobs, Sampled, report_logprobs, sample

@@ -20,7 +20,6 @@ from gpu_backend.execution.graphs import DecodeGraphs
 from gpu_backend.execution.host_cache import HostCache
 from gpu_backend.execution.kv_format import KvFormat, Placement
 from gpu_backend.execution.loading import load_draft_model, load_part, load_pictures
-from gpu_backend.execution.timer import Timer
 from gpu_backend.execution.warm_up import (
     compile_attention_for,
     lengths_to_compile,
@@ -30,6 +29,7 @@ from gpu_backend.execution.warm_up import (
 from gpu_backend.hardware.capacity import affordable_blocks, possible_length, requested_length
 from gpu_backend.hardware.device_memory import DeviceMemory
 from gpu_backend.hardware.roofline import Roofline, measure_roofline
+from gpu_backend.hardware.timer import Timer
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.layout.paged import PagedLayouts
 from gpu_backend.kernels.layout.upload import upload

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpu_backend.execution.host_cache import HostCache
-from gpu_backend.execution.timer import Timer
+from gpu_backend.hardware.timer import median_seconds
 from gpu_backend.kernels.layout.paged import PagedLayouts
 from gpu_backend.kernels.layout.quantized_kv import FP8, KvScales
 from gpu_backend.kernels.layout.scoring import Scoring
@@ -91,9 +91,5 @@ def seconds_per_copy(host_cache: HostCache, most: int, device: torch.device) -> 
     if not count:
         return None
     copies = [BlockCopy(block, block, to_host) for to_host in (True, False) for block in range(count)]
-    for _ in range(2):  # the first time warms up
-        timer = Timer(device)
-        host_cache.make(copies)
-        timer.stop()
-        seconds = timer.wait()
-    return seconds / len(copies)
+    host_cache.make(copies)  # the first time warms up
+    return median_seconds(lambda: host_cache.make(copies), device, 1) / len(copies)

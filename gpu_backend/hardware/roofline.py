@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from gpu_backend.hardware.timer import median_seconds
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.experts import Experts
 from gpu_backend.models.layers import Decoder
@@ -58,27 +57,6 @@ def _fp8_rate(left: torch.Tensor, right: torch.Tensor, repeats: int) -> float:
     except (RuntimeError, AttributeError):
         return 0.0
     return 2 * len(left) ** 3 / seconds
-
-
-def median_seconds(act: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
-    """Return the median time after a quarter that does not count; on a GPU between events, without the launches."""
-    clock = _event_seconds if device.type == "cuda" else _host_seconds
-    return statistics.median([clock(act) for _ in range(repeats + repeats // 4)][repeats // 4 :])
-
-
-def _event_seconds(act: Callable[[], object]) -> float:
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    act()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3
-
-
-def _host_seconds(act: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    act()
-    return time.perf_counter() - started
 
 
 # Bytes copied and the products' size: enough to tell, and quick enough for every start.

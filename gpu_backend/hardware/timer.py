@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -36,3 +37,14 @@ class Timer:
             return self._seconds
         self._end.synchronize()
         return self._begin.elapsed_time(self._end) / 1e3
+
+
+def median_seconds(act: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
+    """Return the median time after a quarter that does not count; on a GPU between events, without the launches."""
+    measured = []
+    for _ in range(repeats + repeats // 4):
+        timer = Timer(device)
+        act()
+        timer.stop()
+        measured.append(timer.wait())
+    return statistics.median(measured[repeats // 4 :])
