@@ -15,8 +15,7 @@ from litestar.connection import ASGIConnection
 from msgspec import Struct
 
 from gpu_backend.server.checkpoint.checkpoint import Checkpoint
-from gpu_backend.server.client.engine_client import EngineClient, EngineState
-from gpu_backend.server.client.engine_metrics import EngineReading
+from gpu_backend.server.client.engine_client import EngineClient
 from gpu_backend.server.client.errors import ModelNotFound
 from gpu_backend.server.generation import Generation, Job
 from gpu_backend.server.metrics import Metrics
@@ -96,23 +95,8 @@ class Front:
 def build_front(settings: FrontSettings, checkpoint: Checkpoint, engine: EngineClient) -> Front:
     """Put a front together; the engine is opened and closed by the app."""
 
-    since = time.time()
-
-    def current() -> EngineReading:
-        return EngineReading(
-            engine.load,
-            engine.state in (EngineState.ACTIVE, EngineState.SLEEPING),
-            engine.restarts,
-            uptime_seconds=engine.uptime_seconds,
-            busy_seconds=engine.busy_seconds,
-            gpus=settings.engine.device.num_ranks,
-            ready=engine.ready,
-            since=since,
-            max_loras=settings.engine.lora.num_slots,
-            is_asleep=engine.state is EngineState.SLEEPING,
-        )
-
-    metrics = Metrics(settings.served_model_name, current)
+    gpus, max_loras = settings.engine.device.num_ranks, settings.engine.lora.num_slots
+    metrics = Metrics(settings.served_model_name, engine, gpus, max_loras)
     instance_id = f"{settings.instance_id}-{secrets.token_hex(4)}"
     return Front(settings, checkpoint, engine, metrics, instance_id, node_id=socket.gethostname())
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import (
@@ -15,7 +15,8 @@ from prometheus_client import (
     generate_latest,
 )
 
-from gpu_backend.server.client.engine_metrics import LABELS, EngineCollector, EngineReading
+from gpu_backend.server.client.engine_client import EngineClient
+from gpu_backend.server.client.engine_metrics import LABELS, EngineCollector
 from gpu_backend.server.wire import UsageBody
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -51,9 +52,9 @@ LENGTHS = {
 
 
 class Metrics:
-    """Counts what is answered, by tenant; the engine's own state is read from ``current`` at each scrape."""
+    """Counts what is answered, by tenant; the ``engine``'s own state is read at each scrape, by ``EngineCollector``."""
 
-    def __init__(self, model_name: str, current: Callable[[], EngineReading]) -> None:
+    def __init__(self, model_name: str, engine: EngineClient, gpus: int = 1, max_loras: int = 0) -> None:
         disable_created_metrics()  # a second series for each, which is not read
         self.registry = CollectorRegistry()
         self.request_seconds = 0.0  # device time that answers told in their usage
@@ -61,7 +62,7 @@ class Metrics:
         self.failed = 0  # and those that the engine itself could not finish
         self._model_name = model_name
         ProcessCollector(registry=self.registry)
-        self.registry.register(EngineCollector(model_name, current))
+        self.registry.register(EngineCollector(model_name, engine, gpus, max_loras))
         self._counters = {
             field: Counter(name, text, TENANT_LABELS, registry=self.registry)
             for field, (name, text) in COUNTERS.items()

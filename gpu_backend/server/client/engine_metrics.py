@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gpu_backend.scheduling.admission import TIERS
+from gpu_backend.server.client.engine_client import EngineClient, EngineState
 from gpu_backend.step.config import MOST_SPECULATIVE_TOKENS
 from gpu_backend.step.messages import LoadReport, Ready
 
@@ -49,59 +50,50 @@ OF_LOAD = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class EngineReading:
-    """The engine's state at one moment, as the metrics show it."""
-
-    load: LoadReport | None  # None until the engine has reported
-    is_up: bool
-    restarts: int
-    uptime_seconds: float = 0.0
-    busy_seconds: float = 0.0  # of these, in steps
-    gpus: int = 1  # devices that compute each step together
-    ready: Ready | None = None  # None until the engine is
-    since: float = 0.0  # unix seconds of this start
-    max_loras: int = 0  # adapters that the device has room for
-    is_asleep: bool = False
-
-
 class EngineCollector:
-    """Reads the last load report when Prometheus asks."""
+    """Reads the last load report when Prometheus asks.
 
-    def __init__(self, model_name: str, current: Callable[[], EngineReading]) -> None:
+    ``gpus`` compute each step together; the device has room for ``max_loras`` adapters.
+    """
+
+    def __init__(self, model_name: str, engine: EngineClient, gpus: int = 1, max_loras: int = 0) -> None:
         self._model_name = model_name
-        self._current = current
+        self._engine = engine
+        self._gpus = gpus
+        self._max_loras = max_loras
+        self._since = time.time()
 
     def collect(self) -> Iterable[Metric]:
-        reading = self._current()
-        busy, whole = reading.busy_seconds * reading.gpus, reading.uptime_seconds * reading.gpus
-        states = {("awake",): float(not reading.is_asleep), ("weights_offloaded",): float(reading.is_asleep)}
+        engine = self._engine
+        busy, uptime = engine.busy_seconds, engine.uptime_seconds
+        is_asleep = engine.state is EngineState.SLEEPING
+        is_up = is_asleep or engine.state is EngineState.ACTIVE
+        states = {("awake",): float(not is_asleep), ("weights_offloaded",): float(is_asleep)}
         for kind, name, text, value in (
-            (GAUGE, "up", "Whether the engine takes requests, or sleeps.", float(reading.is_up)),
-            (COUNTER, "restarts", "Engine processes started after one died.", reading.restarts),
-            (COUNTER, "uptime_seconds", "Time since the start.", reading.uptime_seconds),
-            (COUNTER, "gpu_busy_seconds", "Device time of all steps, all devices.", busy),
-            (COUNTER, "gpu_idle_seconds", "Device time without a step.", max(whole - busy, 0.0)),
+            (GAUGE, "up", "Whether the engine takes requests, or sleeps.", float(is_up)),
+            (COUNTER, "restarts", "Engine processes started after one died.", engine.restarts),
+            (COUNTER, "uptime_seconds", "Time since the start.", uptime),
+            (COUNTER, "gpu_busy_seconds", "Device time of all steps, all devices.", busy * self._gpus),
+            (COUNTER, "gpu_idle_seconds", "Device time without a step.", max(uptime - busy, 0.0) * self._gpus),
         ):
             yield self._family(kind, f"tollgate_engine_{name}", text, {(): value})
         yield self._family(GAUGE, "vllm:engine_sleep_state", "1 for the state it is in.", states, "sleep_state")
-        if reading.ready is not None:
-            yield from self._capacity(reading, reading.ready)
-        if reading.load is not None:
-            yield from self._load(reading.load)
+        if engine.ready is not None:
+            yield from self._capacity(engine.load, engine.ready)
+        if engine.load is not None:
+            yield from self._load(engine.load)
 
-    def _capacity(self, reading: EngineReading, ready: Ready) -> Iterable[Metric]:
+    def _capacity(self, load: LoadReport | None, ready: Ready) -> Iterable[Metric]:
         """What routers read of each engine, under vLLM's names: its blocks, and its adapters."""
         blocks = {"block_size": str(ready.block_size), "num_gpu_blocks": str(ready.total_blocks)}
-        load = reading.load
         adapters = {
-            "max_lora": str(reading.max_loras),
+            "max_lora": str(self._max_loras),
             "running_lora_adapters": ",".join(load.running_adapters if load else ()),
             "waiting_lora_adapters": ",".join(load.waiting_adapters if load else ()),
         }
         for name, text, labels, value in (
             ("cache_config", "Tokens in a KV block, and blocks in all.", blocks, 1.0),
-            ("lora_requests", "Adapters in use; the value is when this engine started.", adapters, reading.since),
+            ("lora_requests", "Adapters in use; the value is when this engine started.", adapters, self._since),
         ):
             yield self._family(GAUGE, f"vllm:{name}_info", text, {tuple(labels.values()): value}, *labels)
 

@@ -6,11 +6,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 
-from gpu_backend.server.client.engine_metrics import EngineReading
+from gpu_backend.server.client.engine_client import EngineState
 from gpu_backend.server.metrics import Metrics
 from gpu_backend.step.messages import LoadReport, Sleep, SleepAnswer, WakeUp
 from tests.support.fake_engine import READY, FakeEngine, speaking
@@ -31,6 +33,15 @@ LOAD_FIELDS += [
     "fairness",
     "step_cost",
 ]
+
+
+def seen(**told: Any) -> Any:
+    """Return what metrics read of an active engine."""
+    return SimpleNamespace(
+        **{"state": EngineState.ACTIVE, "load": None, "ready": None, "restarts": 0}
+        | {"uptime_seconds": 0.0, "busy_seconds": 0.0}
+        | told
+    )
 
 
 def test_health_and_load_speak_of_the_engines_state(folder: Path) -> None:
@@ -165,7 +176,7 @@ def test_metrics_know_tenants(engine: FakeEngine, http: httpx.Client) -> None:
 def test_many_tenants_share_their_last_series(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Prometheus keeps is bounded, and nothing is left out of its sums."""
     monkeypatch.setattr("gpu_backend.server.metrics.MOST_TENANTS", 3)
-    metrics = Metrics("tiny", lambda: EngineReading(None, is_up=True, restarts=0))
+    metrics = Metrics("tiny", seen())
     for number in range(5):
         metrics.count_given_up(2, f"t{number}")
     lines = [line for line in metrics.text().decode().splitlines() if line.startswith("vllm:request_success_total{")]
@@ -179,8 +190,7 @@ def test_many_tenants_share_their_last_series(monkeypatch: pytest.MonkeyPatch) -
 
 def test_seconds_are_those_of_all_devices() -> None:
     """Four that compute together for a second are busy for four."""
-    reading = EngineReading(None, is_up=True, restarts=0, uptime_seconds=10.0, busy_seconds=2.5, gpus=4)
-    text = Metrics("tiny", lambda: reading).text().decode()
+    text = Metrics("tiny", seen(uptime_seconds=10.0, busy_seconds=2.5), gpus=4).text().decode()
 
     assert 'tollgate_engine_gpu_busy_seconds_total{model_name="tiny"} 10.0' in text
     assert 'tollgate_engine_gpu_idle_seconds_total{model_name="tiny"} 30.0' in text
@@ -193,7 +203,7 @@ def test_drafts_are_shown_under_vllms_names() -> None:
     quiet = LoadReport(0, 0, 8, 8, 0.0, 0.0, 0.0, 0.0)
 
     def text(load: LoadReport) -> str:
-        return Metrics("tiny", lambda: EngineReading(load, is_up=True, restarts=0)).text().decode()
+        return Metrics("tiny", seen(load=load)).text().decode()
 
     speculating = text(replace(quiet, counters=counters))
     assert 'vllm:spec_decode_num_drafts_total{model_name="tiny"} 3.0' in speculating
