@@ -129,8 +129,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--shared-prompts", metavar="FILE", help="JSON list of system prompts that all tenants may share in the cache")
     add("--load-format", choices=LOAD_FORMATS, help="dummy makes random weights")
     add("--speculative-method", choices=SPECULATIVE_METHODS, help="where draft tokens come from")
-    drafter = "for draft: a smaller model with the same tokenizer; for eagle3: a head"
-    add("--speculative-model", metavar="PATH", help=drafter)
+    draft_model = "for draft: a smaller model with the same tokenizer; for eagle3: a head"
+    add("--speculative-model", metavar="PATH", help=draft_model)
     add("--num-speculative-tokens", metavar="N", help="draft tokens a step")
     named = "LoRA adapters, models by their name"
     add("--lora-modules", nargs="+", type=str, default=[], metavar="NAME=PATH", help=named)

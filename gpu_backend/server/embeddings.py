@@ -17,7 +17,7 @@ from gpu_backend.server.client.errors import EngineFailed
 from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.requests.bodies import Sender, read_body, read_sender
 from gpu_backend.server.requests.prompts import encode_prompts, split_prompts
-from gpu_backend.server.wire import EmbeddingAnswer, EmbeddingBody, UsageBody, encode
+from gpu_backend.server.wire import UsageBody, encode
 from gpu_backend.step.messages import Embed, Embedding
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import UnsupportedParameter, invalid_param
@@ -86,10 +86,10 @@ class EmbeddingResponse(Struct, eq=False):
     def _encode(self, embeddings: list[Embedding], usage: UsageBody) -> bytes:
         in_base64 = self._body.encoding_format == "base64"
         data = [
-            EmbeddingBody(index=i, embedding=to_base64(e.vector) if in_base64 else e.vector)
+            {"object": "embedding", "index": i, "embedding": to_base64(e.vector) if in_base64 else e.vector}
             for i, e in enumerate(embeddings)
         ]
-        return encode(EmbeddingAnswer(data=data, model=self._body.model, usage=usage))
+        return encode({"object": "list", "data": data, "model": self._body.model, "usage": usage})
 
 
 def to_base64(vector: tuple[float, ...]) -> str:

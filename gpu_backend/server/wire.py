@@ -150,19 +150,6 @@ class Answer(Struct, frozen=True, kw_only=True):
     kv_transfer_params: dict[str, Any] | UnsetType | None = UNSET  # null: no blocks are held, though that was asked for
 
 
-class EmbeddingBody(Struct, frozen=True, kw_only=True):
-    object: Literal["embedding"] = "embedding"
-    index: int
-    embedding: Sequence[float] | str
-
-
-class EmbeddingAnswer(Struct, frozen=True, kw_only=True):
-    object: Literal["list"] = "list"
-    data: Sequence[EmbeddingBody]
-    model: str
-    usage: UsageBody
-
-
 def chat_logprobs(codec: TextCodec, scored: Iterable[ScoredToken]) -> ChatLogprobs:
     """Write log-probabilities as chat completions show them."""
     return ChatLogprobs([_score(codec, token) for token in scored])
