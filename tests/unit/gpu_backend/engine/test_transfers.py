@@ -280,6 +280,9 @@ def test_a_reply_that_is_aborted_while_its_blocks_come_leaves_nothing(engines: t
         until(lambda: wire.passed == most, lambda: step(decoder.loop, answers))
         collect(answers, decoder.loop.handle(Abort("b")))
         assert answers["b", 0].finish_reason is answers["b", 1].finish_reason is FinishReason.ABORT
+        (coming,) = decoder.loop._transfers._coming.values()
+        step(decoder.loop, answers)
+        assert coming.is_given_up  # at once, and not when its time is up
         decode(decoder.loop, [], answers)
 
     assert decoder.loop.blocks.num_in_use == 0
