@@ -27,7 +27,7 @@ def ask():
                 is_well = False
             connection.close()
             waits.append(time.monotonic() - began if is_well else 60.0)
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 def work():
     while wanted.wait() and not ended.is_set():
