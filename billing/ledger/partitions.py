@@ -17,7 +17,7 @@ MISSING = text("SELECT name FROM unnest(CAST(:names AS text[])) AS name WHERE to
 CANNOT_MAKE = text("SELECT to_regclass(:name) IS NOT NULL OR EXISTS (SELECT FROM usage_records_rest WHERE day = :day)")
 PARTITIONS = text("SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'usage_records'::regclass")
 
-# Functions of the ledger's owner (migrations/versions/0016), which a gateway need not be.
+# Functions of the ledger's owner (migrations/first_functions.py), which a gateway need not be.
 MAKE = text("SELECT make_usage_partition(:day)")
 DROP = text("SELECT drop_usage_partition(to_date(right(:name, 8), 'YYYYMMDD'))")
 DELETE = text("SELECT delete_usage_stragglers(:before, :most)")

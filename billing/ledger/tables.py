@@ -93,8 +93,8 @@ usage_records = Table(
     Column("held_models", ARRAY(Text)),  # whose own limits the call held: of these its owner's leases know
     Column("held_scopes", ARRAY(Text)),  # scopes of its end user and its tags that the call held
     Column("left_out", JSONB),  # {model: [why it was not on the call's route]}; null: none was left out
-    # The database holds every row to these facts (migrations, 0017): its day is that of its id, its status is known,
-    # nothing is negative, and only a charged call costs.
+    # The database holds every row to these facts (migrations/first_tables.py): its day is that of its id, its status is
+    # known, nothing is negative, and only a charged call costs.
     Index("usage_records_team_id_request_id_idx", "team_id", "request_id"),
     postgresql_partition_by="RANGE (day)",
 )

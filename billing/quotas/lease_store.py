@@ -1,5 +1,5 @@
 # What the processes ask of the database about leases: one statement each, repeatable, as the functions of the schema
-# (migrations, 0017) do it. A simulation speaks the same verbs.
+# (migrations/first_functions.py) do it. A simulation speaks the same verbs.
 
 from __future__ import annotations
 

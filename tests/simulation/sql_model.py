@@ -1,6 +1,6 @@
-# The functions of the schema (migrations, 0017) in plain Python, one statement at a time, and a ledger beside them. A
-# test runs the same verbs against this and against Postgres and compares every table after each; the simulation runs
-# on it.
+# The functions of the schema (migrations/first_functions.py) in plain Python, one statement at a time, and a ledger
+# beside them. A test runs the same verbs against this and against Postgres and compares every table after each; the
+# simulation runs on it.
 #
 # What a table holds is replaced and never changed, and each statement notes what it replaced: so a failover can forget
 # the last few, and the search can go back.
