@@ -238,4 +238,5 @@ def _draft_step(step: SequenceStep) -> SequenceStep:
         sampling=replace(step.sampling, logprobs=None, prompt_logprobs=None),
         targets=(),
         adapter=NONE,  # it drafts for all adapters as for the model alone
+        pictures=(),  # it sees none: its tokens are not those that these stand for
     )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gpu_backend.engine.loop import EngineLoop
+from gpu_backend.execution.draft_model import _draft_step
 from gpu_backend.execution.loading import load_pictures
 from gpu_backend.execution.runner import Runner
 from gpu_backend.models.config.errors import UnsupportedModel
@@ -26,8 +27,8 @@ from gpu_backend.models.config.vision import PixtralConfig, vision_config
 from gpu_backend.step.config import engine_config
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.messages import Command, Event, Generate
-from gpu_backend.step.picture import PicturePart
-from gpu_backend.step.plan import Launched, StepPlan
+from gpu_backend.step.picture import PicturePart, parts_of
+from gpu_backend.step.plan import Launched, SequenceStep, StepPlan
 from gpu_backend.step.sampling_params import SamplingParams
 from tests.support.engine import Answer, answer_all, draft_from, expect_short_replies, model_loop
 from tests.support.fake_engine import FakeEngine
@@ -194,6 +195,17 @@ def test_a_picture_that_looks_both_ways_is_computed_whole(tmp_path: Path) -> Non
         with pytest.raises(UnsupportedModel, match=words):
             model_loop(folder, **(settings | wrong))
         assert model_loop(folder, **(settings | wrong), max_images=0)
+
+
+def test_what_drafts_sees_no_pictures(folder: Path) -> None:
+    """The tokens that a draft model lacks are others than those of the step, among which the pictures lie."""
+    command = ask(folder, "any", [draw_tokens(folder, 3, 4)])
+    prompt = command.prompt_token_ids
+    parts = parts_of(command.pictures, prompt, 0, len(prompt))
+    step = SequenceStep(0, prompt, 0, (0,), True, command.sampling, 0, pictures=parts, draft_ids=prompt[:2])
+
+    assert parts
+    assert not _draft_step(step).pictures
 
 
 def cached(loop: EngineLoop, command: Generate) -> int:
