@@ -1,6 +1,7 @@
 # Sections of tollgate.yaml whose keys are names that calls ask for: `canaries`, which names send a share of their
-# conversations to another model; `cache`, which calls go by the cache, and how much of it there may be; and `mcp`, the
-# servers whose tools are called through the gateway.
+# conversations to another model; `hedge`, which ask a second target where the first is slow to begin; `cache`, which
+# calls go by the cache, and how much of it there may be; and `mcp`, the servers whose tools are called through the
+# gateway.
 
 from __future__ import annotations
 
@@ -10,12 +11,20 @@ from urllib.parse import urlsplit
 
 from billing.core.money import NanoDollars
 from gateway.config.catalog import Catalogue
-from gateway.config.fields import Faults, Fields, complain, meant
+from gateway.config.fields import Faults, Fields, complain, meant, shown
 from gateway.config.models import name_in
 from gateway.config.providers import headers_but, read_breaker, read_egress
 from gateway.config.readers import by_name, dollars, duration, integer, list_of, number, one_of, struct_of, text, url
 from gateway.config.tree import Node, Scalar, Section
-from gateway.core.settings import ALL_TOOLS, BreakerPolicy, CacheSettings, CacheUse, McpServer, McpTimeouts
+from gateway.core.settings import (
+    ALL_TOOLS,
+    BreakerPolicy,
+    CacheSettings,
+    CacheUse,
+    HedgeSettings,
+    McpServer,
+    McpTimeouts,
+)
 from router.catalog.catalog import Canary
 from router.catalog.targets import Capability
 
@@ -62,6 +71,31 @@ def read_canaries(root: Fields, whole: Catalogue, kept: Catalogue) -> dict[str, 
     return {name: canary for name, canary in found.items() if name in names and canary.model in kept.models}
 
 
+def read_hedges(root: Fields, offered: Iterable[str]) -> dict[str, HedgeSettings]:
+    """Read the section; a name is any that is ``offered``."""
+    section = Fields(root.node("hedge"), "hedge", root.faults).section
+    if section is None:
+        return {}
+    known = _known(root, offered)
+    read = struct_of(HedgeSettings, after=_after)
+    found: dict[str, HedgeSettings] = {}
+    for name, node in section.entries.items():
+        if name not in known:
+            complain(node, root.faults, f"unknown model {name}; {meant(name, known)}")
+        if (hedge := read(node, root.faults)) is not None:
+            found[name] = hedge if hedge.after else HedgeSettings(None)
+    return found
+
+
+def _after(node: Node, faults: Faults) -> float | None:
+    """Read how long a first token is waited for: 0 stands for p95."""
+    if isinstance(node, Scalar) and node.text == "p95":
+        return 0.0
+    if isinstance(node, Scalar) and not node.text[:1].isdigit():
+        return complain(node, faults, f"expected p95, or a duration such as 800ms; found {shown(node)}")
+    return duration(node, faults)
+
+
 def read_cache(root: Fields, offered: Iterable[str]) -> CacheSettings:
     """Read the section; a model's name is any that is ``offered``, a team's any at all."""
     usual = CacheSettings()
@@ -81,8 +115,7 @@ def _models(root: Fields, fields: Fields, offered: Iterable[str]) -> dict[str, C
     section = Fields(fields.node("models"), "cache.models", root.faults).section
     if section is None:
         return {}
-    named = (name for kind in ("models", "routes", "aliases") for name in _names(root, kind))
-    known = [*dict.fromkeys((*named, *offered))]
+    known = _known(root, offered)
     found: dict[str, CacheUse] = {}
     for name, node in section.entries.items():
         if name not in known:
@@ -90,6 +123,11 @@ def _models(root: Fields, fields: Fields, offered: Iterable[str]) -> dict[str, C
         if (use := one_of(*USES)(node, root.faults)) is not None:
             found[name] = use
     return found
+
+
+def _known(root: Fields, offered: Iterable[str]) -> list[str]:
+    named = (name for kind in ("models", "routes", "aliases") for name in _names(root, kind))
+    return [*dict.fromkeys((*named, *offered))]
 
 
 def read_mcp(root: Fields) -> dict[str, McpServer]:

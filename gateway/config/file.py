@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from gateway.config.by_name import read_cache, read_canaries, read_mcp
+from gateway.config.by_name import read_cache, read_canaries, read_hedges, read_mcp
 from gateway.config.catalog import leave_out, read_catalogue
 from gateway.config.fields import Faults, Fields, Read, complain
 from gateway.config.fleet import fleet_reader
@@ -100,6 +100,7 @@ def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
         left_out=left_out,
         fleet=root.find("fleet", fleet_reader(whole.providers, whole.models)),
         canaries=read_canaries(root, whole, catalogue),
+        hedges=read_hedges(root, (*whole.models, *whole.auto, *whole.aliases)),
         cache=read_cache(root, (*whole.models, *whole.auto, *whole.aliases)),
         mcp_servers=read_mcp(root),
         **asdict(catalogue),

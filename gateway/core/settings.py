@@ -271,6 +271,12 @@ class BatchLimits(Struct, frozen=True, kw_only=True):
     stored_bytes: Number = 20_000_000_000
 
 
+class HedgeSettings(Struct, frozen=True):
+    """When calls of a name ask a second target beside a first that has not begun to answer."""
+
+    after: float | None  # seconds; None: within which 19 of 20 of its first tokens lately came
+
+
 # Which calls go by the cache: "on" are those for the likeliest answer, "all" sampled answers and tool calls too.
 CacheUse = Literal["on", "all", "off"]
 
@@ -407,6 +413,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     fallbacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     canaries: dict[str, Canary] = field(default_factory=dict)  # by the name that is asked for
+    hedges: dict[str, HedgeSettings] = field(default_factory=dict)  # likewise
     mcp_servers: dict[str, McpServer] = field(default_factory=dict)
     left_out: tuple[LeftOut, ...] = ()
     safety: Safety = Safety()

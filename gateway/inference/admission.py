@@ -78,6 +78,18 @@ class Admission:
         self._open_calls.add(account)
         return call, account
 
+    async def admit_beside(self, named: Call, call: Call, route: Route, prompt: PromptBound | None) -> CallAccounting:
+        """Hold once more what a call could cost on ``route``, for a second attempt that is ``named`` apart from it and
+        counts as no request. ``prompt``: what its own hold covers.
+
+        Raises RateLimited, ExceedsLimit or QuotaExhausted when a limit has no room for both.
+        """
+        legs = await off_loop(call.size, partial(legs_of, call, route, prompt))
+        request = replace(_request_of(call, legs), request_id=named.request_id, is_internal=True)
+        account = await self.admit_request(request, call.limit_headers)
+        account.prompt = prompt
+        return account
+
     async def most_of(self, call: Call, route: Route) -> HoldRequest:
         """Return what a call could use at the most on ``route``, at the price of live calls: what it costs should its
         batch not be answered."""

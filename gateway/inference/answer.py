@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from billing.core.holds import Hold
 from billing.core.records import Status
+from gateway.cache.cached_answers import AnswerCache, Looked
 from gateway.calls.accounting import CallAccounting
 from gateway.calls.answering import Answering
 from gateway.calls.call import Call, record_for
@@ -19,10 +20,10 @@ from gateway.core.clock import Clock
 from gateway.core.errors import ContentPolicyViolation
 from gateway.inference.admission import Admission, WithoutRoom
 from gateway.inference.attempt import AttemptContext, AttemptLog
-from gateway.inference.cached_answers import AnswerCache, Looked
 from gateway.inference.call_closer import CallCloser
 from gateway.inference.dispatcher import Dispatcher
 from gateway.inference.failover import FailoverStream
+from gateway.inference.hedging import Hedger
 from gateway.inference.limiter import SlotGrant, TargetLimiter
 from gateway.inference.reply import Reply
 from gateway.inference.route_chooser import RouteChooser
@@ -82,6 +83,7 @@ class Inference(Struct, eq=False):
     closer: CallCloser
     moderator: Moderator
     _early_leaves: EarlyLeaves
+    _hedger: Hedger | None = None
 
     async def answer(self, call: Call, client: Client = STAYS, keep_ending: KeepEnding[Reply] | None = None) -> Reply:
         """Return the open reply to ``call``, its first token read. The caller closes it.
@@ -149,6 +151,8 @@ class Inference(Struct, eq=False):
         def send() -> Awaitable[Answering]:
             if kept is not None:
                 return self.dispatcher.give_kept(context, kept)
+            if self._hedger is not None and (after := self._hedger.delay(context)) is not None:
+                return self._hedger.try_targets(context, turn.slot, account, client, after)
             return self.dispatcher.try_targets(context, turn.slot)
 
         try:

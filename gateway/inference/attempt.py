@@ -44,6 +44,8 @@ TEAM_LIMIT = "team_limit"  # the outcome of a target that was not asked: its mod
 class AttemptLog:
     """What was tried for one call, and how long was spent waiting: for a turn, and for upstreams."""
 
+    is_hedged = False  # whether a second attempt is under way beside the first, which moves on to no other target then
+
     def __init__(self, queued: float = 0.0, without_room: Iterable[str] = ()) -> None:
         self.attempts: list[Attempt] = []
         self._left_out = [Attempt(target, TEAM_LIMIT, 0.0) for target in without_room]

@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from billing.core.records import CACHED
+from gateway.cache.cached_answers import answering_of
 from gateway.cache.kept_answers import KeptAnswer
 from gateway.calls.answering import Answering
 from gateway.calls.call import Call
@@ -22,7 +23,6 @@ from gateway.calls.unanswered import Tried, failed_at, none_may_be_asked, told_o
 from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings
 from gateway.inference.attempt import AttemptContext, AttemptLog, asking_of, is_success, read_answer, streams_from
-from gateway.inference.cached_answers import answering_of
 from gateway.inference.limiter import TargetLimiter
 from gateway.overload.slots import Slot
 from gateway.upstreams.client import UpstreamClient
@@ -142,6 +142,27 @@ class Dispatcher(Struct, eq=False):
                 self._limiter.release(held)
                 raise
         raise none_may_be_asked(context.call, tried) if failure is None else told_of_all(context.call, tried, failure)
+
+    async def try_beside(self, context: AttemptContext) -> Answering:
+        """Ask the one target of a route beside another attempt of the call. Raises UpstreamFailure or TargetAway."""
+        slot = self._limiter.take(context.call, context.route.targets[0])
+        try:
+            return self._in_slot(await self._send_with_retries(context, 0), slot)
+        except BaseException:
+            self._limiter.release(slot)
+            raise
+
+    def can_ask(self, target: Target) -> bool:
+        """Whether a target may be asked now."""
+        return not (self.is_away(target) or self._limiter.is_full(target))
+
+    def is_away(self, target: Target) -> bool:
+        """Whether its breaker is open, or its keys are at their limits."""
+        return self._breakers.why_away(target) is not None
+
+    def settings_of(self, target: Target) -> ProviderSettings:
+        """Return what is said of a target's provider."""
+        return self._providers.settings(target.model.provider)
 
     async def _send_with_retries(self, context: AttemptContext, place: int) -> Answering:
         """Ask the target at ``place``: with each of its keys, without a field that it refuses, and again after a fault
@@ -287,12 +308,14 @@ class Dispatcher(Struct, eq=False):
         """Whether the model has another endpoint further along the route that may be asked."""
         model = route.targets[place].model
         later = [target for target in route.targets[place + 1 :] if target.model.name == model.name]
-        return any(self._breakers.why_away(target) is None and not self._limiter.is_full(target) for target in later)
+        return any(map(self.can_ask, later))
 
     def _may_move_on(self, context: AttemptContext, target: Target, failure: UpstreamFailure) -> bool:
         now = self._clock.monotonic()
+        if context.log.is_hedged:
+            return False  # another attempt is under way
         is_full = context.resume is None and self._limiter.is_full(target)
-        if is_full or self._breakers.why_away(target) is not None:
+        if is_full or self.is_away(target):
             return True  # it costs nothing to pass it by
         # The budget is against storms on what is ill; a model that lacks a parameter, or tokens of context, is well.
         return context.deadline.left(now) > 0 and (

@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 from billing.ledger.tables import usage_series
 from billing.upkeep.turns import Turns
 from gateway.accounts.auth import Authenticator
+from gateway.cache.cached_answers import AnswerCache
 from gateway.cache.store import CacheStore
 from gateway.calls.early_leaves import EarlyLeaves
 from gateway.calls.hooks import HookMaker
@@ -36,11 +37,11 @@ from gateway.fleet.kv_events import KvEvents
 from gateway.idempotency.store import IdempotencyStore
 from gateway.inference.admission import Admission
 from gateway.inference.answer import Inference, Replies
-from gateway.inference.cached_answers import AnswerCache
 from gateway.inference.call_closer import CallCloser
 from gateway.inference.counting import PromptCounter
 from gateway.inference.dispatcher import Dispatcher
 from gateway.inference.edition import Edition, Editions
+from gateway.inference.hedging import FirstTokenTimes, Hedger
 from gateway.inference.idempotency import AnsweredOnce
 from gateway.inference.limiter import TargetLimiter
 from gateway.inference.recalibrations import Recalibrations
@@ -174,12 +175,15 @@ class _Process:
         closer = CallCloser(self.admission, providers, moderator, metrics, self.contents, self.tracer, clock)
         cache = AnswerCache(settings, self.cache_store, self.cache_sealer, self.background, moderator, metrics)
         replies = Replies(dispatcher, closer, self.hooks, cache, self.contents, clock, metrics)
+        hedger = None
+        if settings.hedges:
+            hedger = Hedger(settings.hedges, dispatcher, self.admission, closer, self.first_token_times, clock, metrics)
         return Edition(
             settings=settings,
             catalog=catalog,
             providers=providers,
             inference=Inference(
-                chooser, limiter, self.admission, dispatcher, replies, closer, moderator, self.early_leaves
+                chooser, limiter, self.admission, dispatcher, replies, closer, moderator, self.early_leaves, hedger
             ),
             answered_once=AnsweredOnce(settings, self.idempotency, self.background, clock, metrics),
             prompt_counter=PromptCounter(catalog, providers, self.client, breakers, moderator, images),
@@ -253,7 +257,7 @@ class _Process:
     def _make_resilience(self, catalog: Catalog, providers: ProviderRegistry) -> None:
         targets, clock = catalog.targets(), self.clock
         self.breakers, self.budgets = Breakers(providers, targets, clock, self.background, self.redis), RetryBudgets()
-        self.first_tokens = FirstTokens(clock)
+        self.first_tokens, self.first_token_times = FirstTokens(clock), FirstTokenTimes()
         self.limiter = TargetLimiter(
             providers,
             targets,

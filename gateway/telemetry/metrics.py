@@ -75,6 +75,9 @@ class Metrics(ReplyHook):
     continuations = counter(
         "tollgate_continuations_total", "Replies of our own engine that broke in mid-stream", "model outcome"
     )
+    hedges = counter(
+        "tollgate_hedges_total", "Second attempts beside a first that was slow, by the second's model", "model outcome"
+    )
     safety_findings = counter(
         "tollgate_safety_findings_total",
         "What the content policy found, by where and by what became of it",

@@ -26,6 +26,7 @@ from protocol.responses import ResponsesRequest
 # Whose functions and patterns read it. What operators write (configuration, prices, commands) is theirs to bound.
 PACKAGES = (
     *("protocol", "router", "gateway.calls", "gateway.inference", "gateway.idempotency.replay_buffer", "gateway.batch"),
+    "gateway.cache.cached_answers",
     *("gateway.upstreams", "gateway.dialects", "gateway.http", "gateway.moderation", "gateway.shadow"),
     *("gateway.accounts.schemas", "gateway.accounts.auth", "gateway.egress", "gateway.outbox", "gateway.webhooks"),
     *("gateway.reports.csv_text", "gateway.reports.usage_period", "gpu_backend.server"),

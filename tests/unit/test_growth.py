@@ -562,7 +562,7 @@ BESIDE = {
     "gateway.upstreams.provider_batches.ProviderBatches": "goes through each piece for its lines once",
     "gateway.upstreams.client.Unpacker": "unpacks all of a piece before it takes the next",
     "gateway.shadow.sampler.Watch": "drops what is longer than it keeps",
-    "gateway.inference.cached_answers._Keeper": "drops what is longer than it keeps",
+    "gateway.cache.cached_answers._Keeper": "drops what is longer than it keeps",
 }
 
 

@@ -17,7 +17,16 @@ from billing.core.money import to_nano
 from billing.core.prices import Price, PriceStep
 from gateway.config.file import ConfigFaults, Fault, load_settings
 from gateway.config.tree import Scalar, read_tree
-from gateway.core.settings import CacheSettings, HostedTools, Prefill, Settings, SignIn, TokenIssuer, Tracing
+from gateway.core.settings import (
+    CacheSettings,
+    HedgeSettings,
+    HostedTools,
+    Prefill,
+    Settings,
+    SignIn,
+    TokenIssuer,
+    Tracing,
+)
 from router.catalog.catalog import AutoRoute, Canary, ShadowTraffic
 from router.catalog.targets import Capability, Endpoint, Tier
 from router.prompt_size.token_counts import ENCODINGS
@@ -199,6 +208,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
                 usd_per_day: 1.50, judge: gpt-4, recalibrate: [team_a]}}
         fallbacks: {gpt-4: [llama]}
         aliases: {gpt-4: gpt-4o}
+        hedge: {gpt-4: {after: p95}, llama: {after: 800ms}}
         canaries: {gpt-4: {model: llama, share: 0.05, errors: 0.1, slower: 3, dearer: 4, least: 7, window: 1m}}
         safety: {input: block, output: off}
         quotas: {standalone_share: 0.1}
@@ -278,6 +288,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert (settings.fallbacks, settings.aliases) == ({"gpt-4o": ("llama",)}, {"gpt-4": "gpt-4o"})
     canary = Canary(model="llama", share=0.05, errors=0.1, slower=3.0, dearer=4.0, least=7, window=60.0)
     assert settings.canaries == settings.catalog().canaries == {"gpt-4": canary}
+    assert settings.hedges == {"gpt-4": HedgeSettings(None), "llama": HedgeSettings(0.8)}
     assert (settings.safety.input, settings.safety.output) == ("block", "off")
     assert settings.callbacks_allow == (ip_network("10.20.0.0/16"), ip_network("fd00::/8"))
     assert settings.trusted_proxies == (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
@@ -322,6 +333,8 @@ FAULTS = [
     ("queue: [1]", "queue", "expected a mapping of settings, found a list"),
     ("quotas: {standalone_share: 1.5}", "quotas.standalone_share", "above 0 and at most 1"),
     ("quotas: {standalone_share: .nan}", "quotas.standalone_share", "expected a number"),
+    ("hedge: {gpt-4: {after: p95}}", "hedge.gpt-4", "did you mean `gpt-4o`?"),
+    ("hedge: {gpt-4o: {after: p99}}", "hedge.gpt-4o.after", "p95, or a duration"),
     ("canaries: {gpt-4: {model: llama, share: 0.1}}", "canaries.gpt-4", "did you mean `gpt-4o`?"),
     ("canaries: {gpt-4o: {model: llma, share: 0.1}}", "canaries.gpt-4o.model", "did you mean `llama`?"),
     ("canaries: {gpt-4o: {model: gpt-4o, share: 0.1}}", "canaries.gpt-4o", "a canary is another model"),

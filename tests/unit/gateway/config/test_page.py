@@ -37,6 +37,7 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
             "responses_stored_bytes": "responses.stored_bytes",
             "journal_fsync": "journal.fsync",
             "mcp_servers": "mcp",
+            "hedges": "hedge",
             "left_out": None,
         },
     ),
