@@ -10,20 +10,22 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 import structlog
-from redis.asyncio import Redis
 
-from gateway.storage.database import Database
-from tests.support import servers
 from tests.support.clock import SetClock
-from tests.support.databases import Databases
 from tests.support.longest import GROUPS, SECONDS, group_of, seconds_of
 from tests.support.rewriting import do_share
 from tests.support.soak_table import pytest_runtest_logreport, pytest_sessionfinish, pytest_sessionstart
+
+if TYPE_CHECKING:  # a second, in which the process that starts the others has nothing to do with them
+    from redis.asyncio import Redis
+
+    from gateway.storage.database import Database
+    from tests.support.databases import Databases
 
 __all__ = ["pytest_runtest_logreport", "pytest_sessionfinish", "pytest_sessionstart"]  # hooks
 
@@ -101,6 +103,8 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     """A real Postgres: the URL of a database on the newest schema, shared by the session."""
+    from tests.support import servers
+
     with servers.postgres() as url:
         yield url
 
@@ -108,6 +112,8 @@ def postgres_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
     """A real Valkey, shared by the session."""
+    from tests.support import servers
+
     with servers.valkey() as url:
         yield url
 
@@ -115,6 +121,8 @@ def redis_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def databases(postgres_url: str) -> Iterator[Databases]:
     """Lends databases to tests."""
+    from tests.support.databases import Databases
+
     databases = Databases(postgres_url)
     yield databases
     databases.close()
@@ -130,6 +138,8 @@ def database_url(databases: Databases) -> Iterator[str]:
 @pytest.fixture
 def new_database_url(postgres_url: str) -> Iterator[str]:
     """A database of the test's own as the migrations leave it, without the partition of any day."""
+    from tests.support import servers
+
     with servers.database_of_its_own(postgres_url) as url:
         yield url
 
@@ -137,6 +147,8 @@ def new_database_url(postgres_url: str) -> Iterator[str]:
 @pytest.fixture
 async def database(database_url: str) -> AsyncIterator[Database]:
     """The way into a database of the test's own."""
+    from gateway.storage.database import Database
+
     database = Database(database_url)
     yield database
     await database.close()
@@ -145,6 +157,8 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 @pytest.fixture
 async def redis(redis_url: str) -> AsyncIterator[Redis]:
     """A client of an empty Valkey."""
+    from redis.asyncio import Redis
+
     client: Redis = Redis.from_url(redis_url, socket_timeout=10.0)
     await client.flushall()
     yield client

@@ -72,16 +72,18 @@ SECONDS = {
 # What is imported or started by the first test that needs it, once in each process that runs one, with the seconds of
 # CPU that this takes; and whose tests do. The files of each go to one process: the others never pay for it.
 TOGETHER = {
-    "models of transformers, sympy and torch's compiler (5)": (
+    "models of transformers, sympy and torch's compiler (5), scikit-learn (2)": (
         "integration/gpu_backend/test_demo_answers.py",
         "integration/gpu_backend/test_generation.py",
         "integration/gpu_backend/test_gpu_suite.py",
         "integration/gpu_backend/test_logits.py",
         "integration/gpu_backend/test_pictures.py",
+        "unit/gateway/moderation/classifier/test_classifier.py",
         "unit/gpu_backend/hardware/test_memory_reserve.py",
         "unit/gpu_backend/models/test_draft_heads.py",
         "unit/gpu_backend/sampling/test_adjustments.py",
         "unit/gpu_backend/server/checkpoint/test_chat_template.py",
+        "unit/router/complexity/test_classifier.py",
     ),
     "Anthropic's client (1.5), services forked from a process of theirs (1.5)": (
         "acceptance/test_another_endpoint.py",

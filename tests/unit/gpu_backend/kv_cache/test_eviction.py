@@ -75,7 +75,7 @@ def conversations() -> list[tuple[bytes, ...]]:
         pytest.param(1000, 0.98, marks=pytest.mark.soak),
         (1700, 1.7),
         pytest.param(3500, 0.98, marks=pytest.mark.soak),
-        (7000, 0.98),
+        pytest.param(7000, 0.98, marks=pytest.mark.soak),
         pytest.param(10000, 0.98, marks=pytest.mark.soak),
         pytest.param(30000, 0.98, marks=pytest.mark.soak),
     ],
