@@ -238,5 +238,6 @@ def _draft_step(step: SequenceStep) -> SequenceStep:
         sampling=replace(step.sampling, logprobs=None, prompt_logprobs=None),
         targets=(),
         adapter=NONE,  # it drafts for all adapters as for the model alone
-        pictures=(),  # it sees none: its tokens are not those that these stand for
+        pictures=(),  # it sees none: their tokens look back, and turn by their places, as those of texts do
+        moved=0,
     )

@@ -107,6 +107,8 @@ class DecodeGraphs:
         self._rows: dict[Size, DecodeRows] = {}
         self._penalties = torch.ones((places, 3), device=device)
         self._slots = torch.zeros(rows if model.adapters is not None else 0, dtype=torch.int32, device=device)
+        moves = any(rope is not None and rope.sections for rope in model.config.ropes)
+        self._moved = torch.zeros(rows if moves else 0, dtype=torch.long, device=device)
         self._hidden = torch.zeros((rows, model.config.hidden_size), dtype=model.embedding.dtype, device=device)
 
     def find(self, plan: StepPlan) -> Size | None:
@@ -174,6 +176,9 @@ class DecodeGraphs:
             slots = [slot_of[step.adapter] for step in steps] + [slot_of[NONE]] * (places - len(steps))
             of_rows = [slot for slot in slots for _ in range(width)]
             self._slots[: len(of_rows)].copy_(pinned(of_rows, self._slots.device, torch.int32), non_blocking=True)
+        if len(self._moved):
+            of_rows = [step.moved for step in steps for _ in range(width)] + [0] * (places - len(steps)) * width
+            self._moved[: len(of_rows)].copy_(pinned(of_rows, self._moved.device, torch.long), non_blocking=True)
         if ops.uses_triton(self._kv_cache.device):
             return  # kernels read no further than is written
         fresh = [block for step in steps for block in step.block_table[-(-step.start // self._block_size) :]]
@@ -313,9 +318,14 @@ class DecodeGraphs:
             slots=rows.slots,
             sampled_to=rows.positions,
             groups=(layout,),
+            turned_by=self._turned_by(rows.positions),
             adapters=self._slots[: places * width] if adapted else None,
         )
         self._hidden[: places * width].copy_(self._model.hidden_states(tensors, self._kv_cache, self._kv_scales))
+
+    def _turned_by(self, positions: Tensor) -> Tensor | None:
+        """Return what ropes turn by, where pictures may have moved positions; unused rows may lie before the first."""
+        return (positions - self._moved[: len(positions)]).clamp_(min=0) if len(self._moved) else None
 
     def _draw(self, size: Size) -> None:
         places, width, *_ = size

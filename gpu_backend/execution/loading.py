@@ -14,12 +14,13 @@ from gpu_backend.models.config.draft_heads import load_eagle_config
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig, load_model_config
 from gpu_backend.models.config.packed_format import PackedFormat
-from gpu_backend.models.config.vision import PixtralConfig, SiglipConfig, VisionConfig
+from gpu_backend.models.config.vision import PixtralConfig, QwenVisionConfig, SiglipConfig, VisionConfig
 from gpu_backend.models.draft_heads import DraftHead, FeatureReader, load_eagle_head, load_mtp_head
 from gpu_backend.models.layers import Decoder
 from gpu_backend.models.llama import load_model
 from gpu_backend.models.shards import shard
 from gpu_backend.models.towers.pixtral import load_pixtral
+from gpu_backend.models.towers.qwen import load_qwen_vision
 from gpu_backend.models.towers.siglip import load_siglip
 from gpu_backend.models.towers.vision import PictureVectors, VisionTower
 from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights, WeightSource
@@ -72,6 +73,8 @@ def _load_tower(vision: VisionConfig, weights: WeightSource) -> VisionTower:
     match vision:
         case PixtralConfig():
             return load_pixtral(vision, weights)
+        case QwenVisionConfig():
+            return load_qwen_vision(vision, weights)
         case SiglipConfig():
             return load_siglip(vision, weights)
     raise AssertionError(vision)

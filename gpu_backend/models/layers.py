@@ -231,7 +231,8 @@ class Decoder:
         else:
             x = self.embedding.new_empty(len(tensors.token_ids), self.config.hidden_size)
             self.receive(x)
-        turns = [rope.at(tensors.positions) for rope in self.ropes]
+        by = tensors.positions if tensors.turned_by is None else tensors.turned_by
+        turns = [rope.at(by) for rope in self.ropes]
         residual: Tensor | None = None
         all_scales = kv_scales or (None,) * len(self.layers)
         states: list[Tensor] = []

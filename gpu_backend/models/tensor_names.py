@@ -18,7 +18,7 @@ RENAMED = [
         (r"^language_model\.(?=model\.|lm_head\.)", ""),
         (r"^(midlayer|layers\.0)\.", "model.layers.0."),  # of an EAGLE-3 head
         (r"^(?=embed_tokens\.|norm\.)", "model."),
-        (r"^model\.(?=vision_tower\.|multi_modal_projector\.)", ""),
+        (r"^model\.(?=vision_tower\.|multi_modal_projector\.|visual\.)", ""),
         (r"^vision_tower\.vision_model\.", "vision_tower."),  # of a SigLIP
         (r"\.block_sparse_moe\.", ".mlp."),  # Mixtral's and Granite's mixtures of experts
         (r"(\.experts\.\d+)\.w1\.", r"\1.gate_proj."),

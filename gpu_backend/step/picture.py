@@ -21,12 +21,21 @@ class Picture:
     height: int
     pixels: bytes = field(repr=False)  # rows of RGB
     tower_tokens: int = 0  # of the model, whose matrix products are as many as those of its tower
+    # Where its tokens turn by their rows and columns: how many of these there are, and by how many positions what comes
+    # before it in the prompt has moved it forward. 0 columns: they turn by their places, as those of texts do.
+    columns: int = 0
+    moved: int = 0
     both_ways: bool = False  # its tokens look at each other, all of them: one step computes what is left of them
 
     @property
     def end(self) -> int:
         """Where in the prompt its tokens end."""
         return self.start + self.num_tokens
+
+    @property
+    def moves(self) -> int:
+        """By how many positions what comes behind it moves forward: it takes as many as its longer side."""
+        return self.moved + self.num_tokens - max(self.columns, self.num_tokens // self.columns) if self.columns else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ class SequenceStep:
     text_start: int = 0
     drafted: tuple[int, ...] = ()  # drafts that sampling looks back at, too: those behind the known tokens
     adapter: int = NONE  # the number of the sequence's
+    moved: int = 0  # by how many positions pictures that lie before it have moved it forward
     pictures: tuple[PicturePart, ...] = ()  # whose vectors stand in the places of some of ``token_ids``
 
     @property

@@ -202,6 +202,7 @@ class Sequence:
             text=text,
             text_start=text_start,
             adapter=NONE if self.request.adapter is None else self.request.adapter.number,
+            moved=max([each.moves for each in self.pictures if each.end <= start], default=0) if self.pictures else 0,
             pictures=parts_of(self.pictures, self.request.prompt_token_ids, start, end) if self.pictures else (),
         )
 

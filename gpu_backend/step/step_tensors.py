@@ -33,6 +33,8 @@ class StepTensors:
     poolers: tuple[tuple[SequenceStep, slice], ...] = ()  # embeddings, with their rows
     scorers: tuple[tuple[SequenceStep, slice], ...] = ()  # sequences with prompt tokens to score, with these rows
     inputs: Tensor | None = None  # (tokens, hidden) into the first layer; None: what ``token_ids`` stand for
+    # (tokens,), or (3, tokens) for time, row and column: what ropes turn by, where that is not ``positions``.
+    turned_by: Tensor | None = None
     adapters: Tensor | None = None  # (tokens,) int32: slots of the rows' adapters; None: no row has one
 
 
@@ -70,6 +72,7 @@ def build_tensors(
         sample_rows=None if len(samplers) == len(token_ids) else _sample_rows(placed, len(token_ids), device),
         poolers=tuple([(step, slice(row, row + len(step.token_ids))) for step, row in placed if step.pools]),
         scorers=tuple([(step, slice(row, row + len(step.targets))) for step, row in placed if step.targets]),
+        turned_by=_turned_by(steps, device) if any(step.moved or step.pictures for step in steps) else None,
         adapters=None if slot_of is None else adapters_of(steps, query_lens, slot_of, device),
     )
 
@@ -84,6 +87,25 @@ def _ends(placed: list[tuple[SequenceStep, int]], positions: list[int], device: 
         for place in part.rows:
             ends[row + place] = part.picture.end
     return upload(ends, device, torch.int32)
+
+
+def _turned_by(steps: Sequence[SequenceStep], device: torch.device) -> Tensor | None:
+    """Return time, row and column of each token: all alike, but within pictures that have columns."""
+    if not any(step.moved or (step.pictures[:1] and step.pictures[0].picture.columns) for step in steps):
+        return None
+    axes: tuple[list[int], ...] = ([], [], [])
+    for step in steps:
+        place, moved, last = step.start, step.moved, step.start + len(step.token_ids)
+        for part in step.pictures:
+            first, picture = step.start + part.rows[0], part.picture
+            base = picture.start - picture.moved
+            inside = [divmod(part.first + i, picture.columns) for i in range(len(part.rows))]
+            for axis, own in zip(axes, ([0] * len(inside), *zip(*inside, strict=True)), strict=True):
+                axis += [*range(place - moved, first - moved), *(base + number for number in own)]
+            place, moved = first + len(inside), picture.moves
+        for axis in axes:
+            axis += range(place - moved, last - moved)
+    return upload(axes, device, torch.long)
 
 
 def adapters_of(
@@ -115,6 +137,7 @@ def token_by_token(tensors: StepTensors) -> Iterator[StepTensors]:
             tensors,
             token_ids=tensors.token_ids[rows],
             positions=tensors.positions[rows],
+            turned_by=None if tensors.turned_by is None else tensors.turned_by[..., rows],
             slots=tensors.slots[rows],
             inputs=None if tensors.inputs is None else tensors.inputs[rows],
             adapters=None if tensors.adapters is None else tensors.adapters[rows],

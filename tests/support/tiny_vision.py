@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from gpu_backend.models.config.model import load_vision_config
+from gpu_backend.models.config.vision import VisionConfig
+from gpu_backend.models.towers.vision import normal
 from gpu_backend.step.picture import Picture
 from tests.support.front import IMAGE, IMAGE_END, LINE, SEEING_TEMPLATE, write_small_files
 from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
@@ -178,6 +180,60 @@ class TinyGemma:
         return tensors
 
 
+@dataclass(frozen=True)
+class TinyQwen:
+    """A tiny Qwen2-VL or 2.5, whose text is described beside its tower or apart."""
+
+    is_newer: bool = True
+    text: TinyModel = field(
+        default_factory=lambda: TinyModel(
+            "Qwen2ForCausalLM", extra={"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
+        )
+    )
+
+    def config(self) -> dict[str, Any]:
+        kind, text = ("qwen2_5_vl", "Qwen2_5_VL") if self.is_newer else ("qwen2_vl", "Qwen2VL"), self.text.config()
+        tower = {"depth": LAYERS + 1, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "in_channels": 3}
+        if self.is_newer:
+            tower |= {"hidden_size": HIDDEN, "intermediate_size": INNER, "window_size": 16}
+            tower |= {"fullatt_block_indexes": [1], "out_hidden_size": self.text.hidden_size}
+        else:
+            tower |= {"embed_dim": HIDDEN, "mlp_ratio": 2, "hidden_size": self.text.hidden_size}
+        both = {"text_config": text | {"model_type": "qwen2_5_vl_text"}} if self.is_newer else text
+        return both | {
+            "architectures": [f"{kind[1]}ForConditionalGeneration"],
+            "model_type": kind[0],
+            "image_token_id": IMAGE,
+            "vision_start_token_id": LINE,
+            "vision_end_token_id": IMAGE_END,
+            "tie_word_embeddings": self.text.tie_word_embeddings,
+            "vision_config": tower,
+            "torch_dtype": "float32",
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        dice, wide = Dice(3), 4 * HIDDEN
+        tensors = {"visual.patch_embed.proj.weight": dice.draw(HIDDEN, 3, 2, 4, 4)}
+        tensors |= dice.affine("visual.merger.mlp.0", wide, wide)
+        tensors |= dice.affine("visual.merger.mlp.2", self.text.hidden_size, wide)
+        norms = ["visual.merger.ln_q"]
+        for index in range(LAYERS + 1):
+            block = f"visual.blocks.{index}"
+            norms += [f"{block}.norm1", f"{block}.norm2"]
+            tensors |= dice.affine(f"{block}.attn.qkv", 3 * HIDDEN, HIDDEN)
+            tensors |= dice.affine(f"{block}.attn.proj", HIDDEN, HIDDEN)
+            if self.is_newer:
+                for name in ("gate_proj", "up_proj"):
+                    tensors |= dice.affine(f"{block}.mlp.{name}", INNER, HIDDEN)
+                tensors |= dice.affine(f"{block}.mlp.down_proj", HIDDEN, INNER)
+            else:
+                tensors |= dice.affine(f"{block}.mlp.fc1", 2 * HIDDEN, HIDDEN)
+                tensors |= dice.affine(f"{block}.mlp.fc2", HIDDEN, 2 * HIDDEN)
+        for name in norms:
+            tensors |= {f"{name}.weight": dice.norm()} if self.is_newer else dice.affine(name, HIDDEN)
+        return tensors
+
+
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5}
 TINY_VISIONS: dict[str, TinySeer] = {
     "Gemma 3": TinyGemma(),
@@ -188,6 +244,8 @@ TINY_VISIONS: dict[str, TinySeer] = {
         merge=3,
         extra={"hidden_act": "silu", "rope_theta": 100.0},
     ),
+    "Qwen2-VL": TinyQwen(is_newer=False),
+    "Qwen2.5-VL": TinyQwen(),
     "Pixtral": TinyVision(architecture="LlavaForConditionalGeneration", patch_size=8, merge=1, bias=True),
 }
 
@@ -199,7 +257,10 @@ def write_tiny_vision(folder: Path, model: TinySeer | None = None, with_tokenize
     if with_tokenizer:
         write_small_files(folder, SEEING_TEMPLATE)
     (folder / "config.json").write_text(json.dumps(model.config()))
-    text = {f"language_model.{name}": tensor for name, tensor in model.text.tensors().items()}
+    if isinstance(model, TinyQwen):
+        (folder / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 64, "max_pixels": 4096}))
+    before = "" if isinstance(model, TinyQwen) else "language_model."
+    text = {f"{before}{name}": tensor for name, tensor in model.text.tensors().items()}
     write_shards(folder, text | model.tensors())
     return folder
 
@@ -233,8 +294,9 @@ def with_pictures(
         prompt += [LINE] if vision.tokens.before else []
         data = pixels.numpy().tobytes()
         digest = blake2b(data, digest_size=16).digest()
-        both_ways = vision.both_ways
-        placed.append(Picture(len(prompt), len(tokens), IMAGE, digest, width, height, data, both_ways=both_ways))
+        axes = {"columns": columns, "moved": placed[-1].moves if placed else 0} if vision.has_axes else {}
+        of_data = {"both_ways": vision.both_ways, **axes}
+        placed.append(Picture(len(prompt), len(tokens), IMAGE, digest, width, height, data, **of_data))
         prompt += [*tokens, IMAGE_END, *after]
     return tuple(prompt), tuple(placed)
 
@@ -245,19 +307,39 @@ def oracle_logits(folder: Path, prompt: Sequence[int], pictures: Sequence[Pictur
 
     vision = load_vision_config(folder)
     assert vision is not None
-    height, width = (max(getattr(each, side) for each in pictures) for side in ("height", "width"))
-    pixels = torch.zeros(len(pictures), 3, height, width)
-    for place, picture in enumerate(pictures):
-        own = torch.frombuffer(bytearray(picture.pixels), dtype=torch.uint8).view(picture.height, picture.width, 3)
-        mean, std = torch.tensor(vision.mean), torch.tensor(vision.std)
-        pixels[place, :, : picture.height, : picture.width] = ((own / 255 - mean) / std).permute(2, 0, 1)
-    asked: dict[str, Tensor] = {"input_ids": torch.tensor([prompt]), "pixel_values": pixels}
-    if vision.both_ways:
-        asked["token_type_ids"] = (asked["input_ids"] == IMAGE).long()
+    ids = torch.tensor([prompt])
+    asked: dict[str, Tensor] = {"input_ids": ids}
+    if vision.has_axes:
+        asked |= _patches(vision, pictures) | {"mm_token_type_ids": (ids == IMAGE).int()}
     else:
+        asked["pixel_values"] = _padded(vision, pictures)
+    if vision.both_ways:
+        asked["token_type_ids"] = (ids == IMAGE).long()
+    elif not vision.has_axes:
         asked["image_sizes"] = torch.tensor([(each.height, each.width) for each in pictures])
     with torch.no_grad():
         oracle = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
         found = oracle.eval()(**asked)
         logits: Tensor = found.logits[0]
         return logits
+
+
+def _padded(vision: VisionConfig, pictures: Sequence[Picture]) -> Tensor:
+    height, width = (max(getattr(each, side) for each in pictures) for side in ("height", "width"))
+    pixels = torch.zeros(len(pictures), 3, height, width)
+    for place, picture in enumerate(pictures):
+        pixels[place, :, : picture.height, : picture.width] = normal(_pixels(picture), vision, torch.ones(1))
+    return pixels
+
+
+def _patches(vision: VisionConfig, pictures: Sequence[Picture]) -> dict[str, Tensor]:
+    """Cut pictures as transformers does for a Qwen."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    cutter = Qwen2VLImageProcessorPil(patch_size=vision.patch_size, merge_size=vision.merge, do_resize=False)
+    made = cutter([_pixels(each).numpy() for each in pictures], return_tensors="pt")
+    return {"pixel_values": made["pixel_values"], "image_grid_thw": made["image_grid_thw"]}
+
+
+def _pixels(picture: Picture) -> Tensor:
+    return torch.frombuffer(bytearray(picture.pixels), dtype=torch.uint8).view(picture.height, picture.width, 3)

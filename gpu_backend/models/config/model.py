@@ -210,7 +210,7 @@ def _find_architecture(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
 
 
 def _text_of(config: Mapping[str, Any], known: Mapping[str, str]) -> tuple[str, Mapping[str, Any]]:
-    text = config.get("text_config")
+    text = config.get("text_config", config if config.get("model_type") in known else None)  # a Qwen's may be the whole
     kind = str(text.get("model_type", next(iter(known)))) if isinstance(text, dict) else None
     if not isinstance(text, dict) or kind is None or kind not in known:
         supported = ", ".join(map(repr, known))

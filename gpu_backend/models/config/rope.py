@@ -29,6 +29,8 @@ class RopeConfig:
     interleaved: bool = False  # neighbours are a pair, instead of the two halves of what turns
     short_factors: tuple[float, ...] = ()  # of longrope: what each pair is slowed by within the original context
     long_factors: tuple[float, ...] = ()  # and where sequences may be longer
+    # Numbers of turns that go by a token's time, row and column (Wang et al. 2024, arXiv:2409.12191); (): by its place.
+    sections: tuple[int, ...] = ()
     query_beta: float = 0.0  # how much queries grow with each original context before them
 
     def turned(self, head_dim: int) -> int:
@@ -78,6 +80,9 @@ def _rope(
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind in ("su", "yarn") and "short_factor" in parameters:  # as Phi-3 called it first
         kind = "longrope"
+    sections = tuple(parameters.get("mrope_section") or ())
+    if kind == "mrope" and sections:
+        kind = "default"
     if kind not in architecture.rope_kinds:
         raise UnsupportedModel(f"the rope type is {kind!r}; supported: {', '.join(architecture.rope_kinds)}")
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -92,6 +97,8 @@ def _rope(
     turned = int(head_dim * share)
     if turned % 2:
         raise UnsupportedModel(f"positions turn {turned} of {head_dim} numbers of a head; an even number is needed")
+    if sections and (len(sections) != 3 or sum(sections) != turned // 2 or parameters.get("mrope_interleaved")):
+        raise UnsupportedModel(f"mrope_section is {list(sections)}; three parts of {turned // 2} turns are needed")
     if kind == "longrope" and any(len(some) != turned // 2 for some in factors):
         raise UnsupportedModel(f"the rope type is {kind!r}: each of its factors is of {turned // 2} numbers")
     return RopeConfig(
@@ -109,6 +116,7 @@ def _rope(
         interleaved=architecture.interleaves and bool(config.get("rope_interleave", True)),
         short_factors=factors[0],
         long_factors=factors[1],
+        sections=sections,
         query_beta=float(parameters.get("llama_4_scaling_beta") or 0.0) if architecture.scales_queries else 0.0,
     )
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from gpu_backend.models.config.errors import UnsupportedModel
 
-ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "silu")
+ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "quick_gelu", "silu")
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's: by channel, of 0 to 1
 
 
@@ -34,8 +34,8 @@ class VisionConfig(ABC):
     """A tower: each patch is a vector, and ``merge`` · ``merge`` neighbouring ones become one token."""
 
     both_ways: ClassVar[bool] = False  # whether the tokens of a picture look at those behind them, too
+    has_axes: ClassVar[bool] = False  # whether the tokens of a picture are turned by their rows and columns
     resampling: ClassVar[str] = "BICUBIC"  # of Pillow's, by which pictures are made as large as they are to be
-    mlp_matrices: ClassVar[int] = 3  # of a layer
 
     hidden_size: int
     intermediate_size: int
@@ -62,6 +62,11 @@ class VisionConfig(ABC):
     @abstractmethod
     def projector_products(self) -> int:
         """How often it multiplies and adds for a token behind the last layer."""
+
+    @property
+    def mlp_matrices(self) -> int:
+        """Of a layer."""
+        return 3
 
     @property
     def token_side(self) -> int:
@@ -108,13 +113,16 @@ class SiglipConfig(VisionConfig):
 
     both_ways: ClassVar[bool] = True
     resampling: ClassVar[str] = "BILINEAR"
-    mlp_matrices: ClassVar[int] = 2
 
     side: int  # patches of a picture's
     norm_eps: float
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
         return self.side // self.merge, self.side // self.merge
+
+    @property
+    def mlp_matrices(self) -> int:
+        return 2
 
     @property
     def projector_products(self) -> int:
@@ -125,12 +133,49 @@ class SiglipConfig(VisionConfig):
         return self.side**2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QwenVisionConfig(VisionConfig):
+    """Qwen2-VL's (arXiv:2409.12191), and Qwen2.5-VL's (arXiv:2502.13923), most of whose layers look within windows."""
+
+    has_axes: ClassVar[bool] = True
+
+    is_gated: bool  # a 2.5's, with norms that subtract no mean
+    window: int  # tokens of its side
+    whole: tuple[bool, ...]  # by layer: whether patches see all of their picture
+    least_pixels: int
+    most_pixels: int
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        side, pixels = self.token_side, width * height
+        rows, columns = round(height / side), round(width / side)
+        if rows * columns * side**2 > self.most_pixels:
+            ratio = math.sqrt(pixels / self.most_pixels)
+            return max(1, math.floor(height / ratio / side)), max(1, math.floor(width / ratio / side))
+        if rows * columns * side**2 < self.least_pixels:
+            ratio = math.sqrt(self.least_pixels / pixels)
+            return math.ceil(height * ratio / side), math.ceil(width * ratio / side)
+        return rows, columns
+
+    @property
+    def mlp_matrices(self) -> int:
+        return 3 if self.is_gated else 2
+
+    @property
+    def projector_products(self) -> int:
+        wide = self.hidden_size * self.merge**2
+        return wide * (wide + self.text_size)
+
+    @property
+    def most_patches(self) -> int:
+        return self.most_pixels // self.patch_size**2
+
+
 def vision_config(config: Mapping[str, Any], processor: Mapping[str, Any] | None = None) -> VisionConfig | None:
     """Return what config.json says of the tower, and the files of the ``processor`` of how pictures come to it.
 
     None: the model reads text alone, or its tower is none that is known here. Raises ``UnsupportedModel``.
     """
-    tower, text = config.get("vision_config"), config.get("text_config")
+    tower, text = config.get("vision_config"), config.get("text_config", config)  # a Qwen's may be the whole
     architecture = next((name for name in config.get("architectures") or () if name in TOWERS), None)
     if architecture is None or not isinstance(tower, Mapping) or not isinstance(text, Mapping):
         return None
@@ -208,11 +253,46 @@ def _siglip(
     return found
 
 
+def _qwen(
+    config: Mapping[str, Any], tower: Mapping[str, Any], text: Mapping[str, Any], processor: Mapping[str, Any]
+) -> QwenVisionConfig | None:
+    is_gated = config["architectures"][0].startswith("Qwen2_5")
+    if _whole(tower, "temporal_patch_size", 2) != 2:
+        return None
+    size = processor.get("size") or {}
+    hidden, layers = _whole(tower, "hidden_size" if is_gated else "embed_dim", 1280), _whole(tower, "depth", 32)
+    patch, merge = _whole(tower, "patch_size", 14), _whole(tower, "spatial_merge_size", 2)
+    full = tower.get("fullatt_block_indexes", (7, 15, 23, 31))
+    inner = _whole(tower, "intermediate_size", 3420) if is_gated else round(hidden * float(tower.get("mlp_ratio", 4)))
+    found = QwenVisionConfig(
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_layers=layers,
+        num_heads=_whole(tower, "num_heads", 16),
+        patch_size=patch,
+        activation=_activation(tower, "hidden_act", "silu" if is_gated else "quick_gelu"),
+        text_size=_whole(text, "hidden_size", 8192),
+        merge=merge,
+        is_gated=is_gated,
+        window=max(1, _whole(tower, "window_size", 112) // merge // patch),
+        whole=tuple(not is_gated or layer in full for layer in range(layers)),
+        least_pixels=_whole(processor, "min_pixels", _whole(size, "shortest_edge", 56 * 56)),
+        most_pixels=_whole(processor, "max_pixels", _whole(size, "longest_edge", 28 * 28 * 1280)),
+        mean=tuple(processor.get("image_mean") or MEAN),
+        std=tuple(processor.get("image_std") or STD),
+        tokens=PictureTokens(image="<|image_pad|>", written="<|image_pad|>"),
+    )
+    _check_heads(found, 4)
+    return found
+
+
 # How a model's tower is read from config.json, by its architecture.
 TOWERS = {
     "Gemma3ForConditionalGeneration": _siglip,
     "LlavaForConditionalGeneration": _pixtral,
     "Mistral3ForConditionalGeneration": _pixtral,
+    "Qwen2VLForConditionalGeneration": _qwen,
+    "Qwen2_5_VLForConditionalGeneration": _qwen,
 }
 
 

@@ -22,6 +22,7 @@ KEPT_BYTES = 256 * 2**20  # of vectors: those of pictures whose prompts are comp
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "silu": F.silu,
 }
 

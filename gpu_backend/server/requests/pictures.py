@@ -121,6 +121,8 @@ def place_pictures(
                 height=one.height,
                 pixels=one.data,
                 tower_tokens=sight.tower_tokens(one.width, one.height),
+                columns=sight.vision.grid(one.width, one.height)[1] if sight.vision.has_axes else 0,
+                moved=placed[-1].moves if placed else 0,
                 both_ways=sight.vision.both_ways,
             )
         )

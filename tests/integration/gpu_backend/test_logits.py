@@ -277,6 +277,18 @@ def test_pictures_come_to_a_gemma_as_transformers_has_them(tmp_path: Path) -> No
     assert torch.allclose(normal(read, vision, torch.ones(1)), torch.tensor(made["pixel_values"][0]), atol=1e-6)
 
 
+@pytest.mark.parametrize(("width", "height"), [(40, 9), (5, 3), (500, 300), (20, 20), (3, 90)])
+def test_pictures_come_to_a_qwen_in_the_sizes_of_transformers(width: int, height: int, tmp_path: Path) -> None:
+    """As many pixels as its files allow, in whole tokens."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    vision = load_vision_config(write_tiny_vision(tmp_path, TINY_VISIONS["Qwen2.5-VL"]))
+    assert vision is not None
+    rows, columns = vision.grid(width, height)
+
+    assert smart_resize(height, width, vision.token_side, 64, 4096) == (8 * rows, 8 * columns)
+
+
 @pytest.mark.parametrize(
     ("architecture", "adapter"),
     [

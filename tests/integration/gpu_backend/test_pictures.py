@@ -68,6 +68,7 @@ class Each(NamedTuple):
 # By name; a Gemma 3's has the least step with room for its pictures, which are smaller.
 BUSY_OF = {
     "Mistral 3": BUSY,
+    "Qwen2.5-VL": BUSY | {"max_model_len": 80, "num_kv_blocks": 20},
     "Gemma 3": BUSY | {"max_num_batched_tokens": 26, "max_model_len": 72, "num_kv_blocks": 19},
 }
 
@@ -154,9 +155,11 @@ def test_replies_in_a_busy_engine_are_those_alone(more: dict[str, Any], each: Ea
 
 def test_a_cached_beginning_may_end_within_a_picture(each: Each) -> None:
     """The rest of its tokens looks at all of them all the same."""
-    first, second = (
-        ask(each.folder, "any", [draw_tokens(each.folder, 3, 4)], start=3, after=after) for after in ([7], [3, 3])
-    )
+    asked = [
+        [ask(each.folder, "any", [draw_tokens(each.folder, 3, 4)], start, after) for after in ([7], [3, 3])]
+        for start in range(4)
+    ]
+    first, second = next(both for both in asked if (both[0].pictures[0].end + 1) % 4 > 1)
     (picture,) = second.pictures
     (alone,) = answer_all(model_loop(each.folder, **PLAIN), [second]).values()
     loop = model_loop(each.folder, **PLAIN | {"prefix_caching": True})

@@ -46,9 +46,19 @@ def tower(architecture: str, patch_size: int, image_size: int) -> VisionConfig:
     return found
 
 
+def qwen() -> VisionConfig:
+    """Return what the engine knows of a Qwen2.5-VL, as its files say it."""
+    processor = {"min_pixels": 3136, "max_pixels": 12_845_056}
+    config = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {"hidden_size": 1280}}
+    found = vision_config(config, processor)
+    assert found is not None
+    return found
+
+
 OWN = {
     "pixtral-12b": tower("LlavaForConditionalGeneration", 16, 1024),
     "mistral-small-3.2-24b-instruct": tower("Mistral3ForConditionalGeneration", 14, 1540),
+    "qwen2.5-vl-72b": qwen(),
     "any-name": tower("Mistral3ForConditionalGeneration", 14, 1540),
 }
 
@@ -164,10 +174,11 @@ def test_each_maker_has_its_formula(name: str, size: tuple[int, int], tokens: in
 
 @given(st.sampled_from(sorted(OWN)), st.integers(1, 20_000), st.integers(1, 20_000), st.booleans())
 def test_what_our_engine_takes_is_held(name: str, width: int, height: int, is_turned: bool) -> None:
-    """By rows of its tokens and one after each, also of a picture that its camera says lies on its side."""
-    rows, columns = OWN[name].grid(*((height, width) if is_turned else (width, height)))
+    """By rows of its tokens and what stands after each, also of a picture that its camera says lies on its side."""
+    vision = OWN[name]
+    rows, columns = vision.grid(*((height, width) if is_turned else (width, height)))
 
-    assert rows * (columns + 1) <= picture_tokens_most(name, Picture((width, height), False))
+    assert rows * (columns + bool(vision.tokens.line)) <= picture_tokens_most(name, Picture((width, height), False))
 
 
 @pytest.mark.parametrize(("width", "height", "billed"), [(200, 200, 64), (1000, 1000, 1334), (1092, 1092, 1590)])
