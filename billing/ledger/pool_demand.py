@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.records import REQUESTS
-from billing.ledger.series import HOUR_OF_ALL, MINUTE, SEALED_MINUTE
+from billing.ledger.series import HOURS_OF_ALL, MINUTE, SEALED_MINUTE
 
 HOUR = 3600  # seconds
 _ANSWERED = ", ".join(f"'{status}'" for status in sorted(REQUESTS))
@@ -22,7 +22,7 @@ HOURS = text(f"""
            CAST(sum(input_tokens - cached_input_tokens) AS bigint) AS prompt,
            CAST(sum(output_tokens) AS bigint) AS reply
     FROM usage_series
-    WHERE step IN ({MINUTE}, {HOUR_OF_ALL}) AND at >= :since AND provider = ANY(CAST(:pools AS text[]))
+    WHERE step IN ({", ".join(map(str, HOURS_OF_ALL))}) AND at >= :since AND provider = ANY(CAST(:pools AS text[]))
           AND status IN ({_ANSWERED})
     GROUP BY 1, 2
 """)  # noqa: S608  (constants of ours)

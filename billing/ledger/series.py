@@ -1,5 +1,6 @@
 # The rollup of calls by the minute: what a flush adds for the rows that it inserts, how minutes are merged and make
-# hours, and when they go. Rows are added and never updated, so writers do not wait for each other here.
+# hours, hours of all teams days, and when they go. Rows are added and never updated, so writers do not wait for each
+# other here.
 #
 # A histogram is an array of bigints, one for a bucket: its number above 40 bits, how many calls it has below. Buckets
 # grow by 10.5 %, and a percentile is told by the middle of its bucket: to 5 %. Histograms merge by concatenation.
@@ -16,8 +17,11 @@ from billing.core.records import CACHED, COSTS, SAVINGS, TOKENS
 
 KEY = ("team_id", "key_id", "model_used", "provider", "status", "tier", "route_reason", "code")
 SUMS = ("calls", "cached", *TOKENS, *COSTS, *SAVINGS)
-# Steps: a minute that no hour has yet; one that its hour has; an hour; an hour of all teams and keys together.
-MINUTE, SEALED_MINUTE, HOUR, HOUR_OF_ALL = 1, 2, 60, 61
+# Steps: a minute that no hour has yet; one that its hour has; an hour; an hour of all teams and keys together, and such
+# a one that its day has; a day of all teams and keys.
+MINUTE, SEALED_MINUTE, HOUR, HOUR_OF_ALL, SEALED_OF_ALL, DAY_OF_ALL = 1, 2, 60, 61, 62, 63
+HOURS_OF_ALL = (MINUTE, HOUR_OF_ALL, SEALED_OF_ALL)  # what tells hours of all teams together,
+DAYS_OF_ALL = (MINUTE, HOUR_OF_ALL, DAY_OF_ALL)  # and days
 MINUTES_KEPT = timedelta(hours=48)
 SETTLED = timedelta(minutes=2)  # after which few parts of a minute are still to come
 MERGED_WITHIN = timedelta(minutes=15)  # that each round of merging looks back: more than lies between two
@@ -94,6 +98,13 @@ OLDEST = f"""
     )) RETURNING *
 """  # noqa: S608  (columns are ours)
 
+# Hours of all teams of the oldest day there is that no day has.
+OLDEST_DAY = f"""
+    DELETE FROM usage_series WHERE step = {HOUR_OF_ALL} AND at < :until AND at < (
+        SELECT date_trunc('day', min(at), 'UTC') + interval '1 day' FROM usage_series WHERE step = {HOUR_OF_ALL}
+    ) RETURNING *
+"""  # noqa: S608  (columns are ours)
+
 
 def _merged(name: str, unit: str, step: int, key: tuple[str, ...] = KEY) -> str:
     keys = [f"min({each}) AS {each}" if each in key else f"'' AS {each}" for each in KEY]
@@ -126,10 +137,13 @@ SEAL = _move(
     _merged("hours", "hour", HOUR),
     _merged("of_all", "hour", HOUR_OF_ALL, KEY[2:]),
 )
+SEAL_DAY = _move(
+    OLDEST_DAY, _merged("hours", "hour", SEALED_OF_ALL, KEY[2:]), _merged("days", "day", DAY_OF_ALL, KEY[2:])
+)
 FORGET = text(f"""
     DELETE FROM usage_series WHERE ctid = ANY(ARRAY(
         SELECT ctid FROM usage_series
-        WHERE step = {SEALED_MINUTE} AND at < :minutes OR step IN ({HOUR}, {HOUR_OF_ALL}) AND at < :hours LIMIT {MOST}
+        WHERE step = {SEALED_MINUTE} AND at < :minutes OR step >= {HOUR} AND at < :hours LIMIT {MOST}
     ))
 """)  # noqa: S608  (columns are ours)
 
@@ -158,6 +172,14 @@ async def seal_hours(connection: AsyncConnection, now: datetime) -> int:
     await connection.execute(NOT_EACH_WITH_EACH)
     until = (now - SETTLED).replace(minute=0, second=0, microsecond=0)
     return int((await connection.execute(SEAL, {"until": until})).scalar_one())
+
+
+async def seal_days(connection: AsyncConnection, now: datetime) -> int:
+    """Make a day of the hours of all teams of a day that is over; return how many rows there were. Likewise, each row
+    passes once: of what comes late another row is added to its day."""
+    await connection.execute(NOT_EACH_WITH_EACH)
+    until = (now - SETTLED).replace(hour=0, minute=0, second=0, microsecond=0)
+    return int((await connection.execute(SEAL_DAY, {"until": until})).scalar_one())
 
 
 async def forget_series(connection: AsyncConnection, now: datetime, keep: timedelta) -> int:

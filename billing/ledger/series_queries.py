@@ -12,7 +12,7 @@ from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.records import CHARGED, REQUESTS, Status
-from billing.ledger.series import COUNT_BITS, HOUR, HOUR_OF_ALL, MASK, MINUTE, SEALED_MINUTE, middle_of
+from billing.ledger.series import COUNT_BITS, DAYS_OF_ALL, HOUR, HOURS_OF_ALL, MASK, MINUTE, SEALED_MINUTE, middle_of
 
 REFUSED = "refused"  # the status of calls that have no row in the ledger
 STEPS = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
@@ -66,6 +66,7 @@ class SeriesQuery(Struct, frozen=True, kw_only=True):
     by: str | None = None
     chosen: Mapping[str, str] = {}  # dimension to value
     top: int = 10
+    before: SeriesQuery | None = None  # of the time before, whose totals are told beside
 
     @property
     def points(self) -> int:
@@ -196,15 +197,17 @@ def _name(asked: SeriesQuery) -> str:
 def _where(asked: SeriesQuery) -> str:
     column, kind = ("day", "date") if asked.reads_days else ("at", "timestamptz")
     time = f"{column} >= CAST(:since AS {kind}) AND {column} < CAST(:until AS {kind})"
-    steps = "" if asked.reads_days else f"step IN ({MINUTE}, {_step(asked)}) AND "
+    steps = "" if asked.reads_days else f"step IN ({', '.join(map(str, _steps(asked)))}) AND "
     return steps + time + "".join(f" AND {DIMENSIONS[name]} = :{name}" for name in asked.chosen)
 
 
-def _step(asked: SeriesQuery) -> int:
-    """Return the rows that are read beside minutes that no hour has yet."""
+def _steps(asked: SeriesQuery) -> tuple[int, ...]:
+    """Return which rows are read."""
     if asked.step == "minute":
-        return SEALED_MINUTE
-    return HOUR if asked.names_teams else HOUR_OF_ALL
+        return MINUTE, SEALED_MINUTE
+    if asked.names_teams:
+        return MINUTE, HOUR
+    return DAYS_OF_ALL if asked.step == "day" else HOURS_OF_ALL
 
 
 def _values(asked: SeriesQuery) -> dict[str, Any]:

@@ -126,7 +126,7 @@ usage_series = Table(
     "usage_series",
     metadata,
     Column("at", DateTime(timezone=True), nullable=False),  # when its minute or hour begins, by the moment in the id
-    Column("step", SmallInteger, nullable=False),  # billing.ledger.series: MINUTE, SEALED_MINUTE, HOUR, HOUR_OF_ALL
+    Column("step", SmallInteger, nullable=False),  # billing.ledger.series: MINUTE, HOUR, …
     *_words("team_id", "key_id", "model_used", "provider"),
     *_words("status", "tier", "route_reason"),  # billing.core.records.Status, or "refused"
     Column("code", Text, nullable=False, server_default=""),  # why calls were refused

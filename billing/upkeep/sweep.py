@@ -21,7 +21,7 @@ from billing.core.edges import Clock, Database
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.ledger.ledger import forget_days
 from billing.ledger.partitions import delete_stragglers, drop_partition, old_partitions
-from billing.ledger.series import forget_series, merge_parts, seal_hours
+from billing.ledger.series import forget_series, merge_parts, seal_days, seal_hours
 from billing.ledger.tables import IS_OF_VALUE
 from billing.quotas.lease_store import RESERVATIONS
 from billing.upkeep.turns import Turns
@@ -116,8 +116,9 @@ class Sweeper:
         await self._do_in_parts(fold_leases, delete_idle_values, delete_old_months, delete_owners)
 
     async def roll_up(self) -> None:
-        """Merge the minutes of charts, make hours of them, and delete both when their time is over."""
-        await self._do_in_parts(seal_hours, partial(forget_series, keep=timedelta(seconds=self.keep_rows)), merge_parts)
+        """Merge the minutes of charts, make hours and days of them, and delete all when their time is over."""
+        forget = partial(forget_series, keep=timedelta(seconds=self.keep_rows))
+        await self._do_in_parts(seal_hours, seal_days, forget, merge_parts)
 
     async def _do_in_parts(self, *chores: Callable[[AsyncConnection, datetime], Awaitable[int]]) -> None:
         """Do each until it changes nothing more, a few rows in a transaction."""

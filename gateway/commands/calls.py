@@ -40,6 +40,7 @@ def command(
     status: Annotated[
         str | None, typer.Option(metavar="answered|interrupted|failed|blocked|superseded|refused", help="That ended so")
     ] = None,
+    route_reason: Annotated[str | None, typer.Option(help="That were routed so, such as auto_small")] = None,
     user: Annotated[str | None, typer.Option(help="That named this user")] = None,
     metadata: Annotated[str | None, typer.Option(metavar="KEY:VALUE", help="With this in their metadata")] = None,
     min_cost_usd: Annotated[str | None, typer.Option(metavar="USD", help="That cost as much")] = None,
@@ -54,6 +55,7 @@ def command(
         "key": of_key,
         "model": model,
         "status": status,
+        "route_reason": route_reason,
         "user": user,
         "metadata": metadata,
         "from": since,

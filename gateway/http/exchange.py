@@ -148,6 +148,13 @@ def read_parameters(request: AnyRequest, repeated: Container[str] = ()) -> dict[
     return query
 
 
+def read_flag(query: Mapping[str, str], name: str, *, usual: bool = False) -> bool:
+    """Return whether a query says ``true``; ``usual`` where it says nothing. Raises BadRequest."""
+    if query.get(name, "true") not in ("true", "false"):
+        raise invalid_value(name, "is true or false")
+    return query.get(name) == "true" if name in query else usual
+
+
 def read_whole(value: str, name: str, least: int, most: int) -> int:
     """Return a whole number from ``least`` to ``most``. Raises BadRequest."""
     if value.isascii() and value.isdigit() and len(value) < 20 and least <= int(value) <= most:

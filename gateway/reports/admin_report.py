@@ -76,7 +76,9 @@ async def admin_report(
     by_model.sort(key=lambda use: (use.groups[0] is None, use.groups[0] or ""))
     mix = mix_view(by_model, for_admin=True)
     whole = sum_of(by_model, is_compared=price is not None)
-    choices = await read_choices(connection, catalog, None, first, last, whole.totals)
+    choices = Choices(None, [])
+    if analysis.has_auto:
+        choices = await read_choices(connection, catalog, None, first, last, whole.totals)
     shared = sum_of([use for use in by_model if use.groups[-1] is not None], is_compared=False)
     late = _late(statement.lines)
     return {

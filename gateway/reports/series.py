@@ -37,7 +37,7 @@ LONGEST_OF_ALL = timedelta(days=8)  # by team or key: every hour of every key is
 MOST_HOURS_OF_ALL = timedelta(days=2)  # of these, where lines by the day are asked for, which daily sums tell at once
 FOR_ADMINS = frozenset({"gpu_cost_usd"})
 CHOSEN = tuple(name for name in DIMENSIONS if name not in ("team", "code"))
-NAMES = ("metric", "by", "step", "from", "to", "percentile", "top", *CHOSEN)
+NAMES = ("metric", "by", "step", "from", "to", "percentile", "top", "compare", *CHOSEN)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -65,7 +65,22 @@ def read_series_query(said: Mapping[str, str], now: datetime, team_id: str | Non
     if _is_too_much(asked) and not _is_told_by_days(asked):
         words = f"is at most {_words(LONGEST_OF_ALL)} before 'to' by team or key, of all teams, but for sums by the day"
         raise invalid_value("from", f"{words}: name a team_id, or ask with step=day")
-    return asked
+    if "compare" not in said:
+        return asked
+    _one_of("compare", said["compare"], ("before",))
+    return replace(asked, before=_before(asked, now))
+
+
+def _before(asked: SeriesQuery, now: datetime) -> SeriesQuery:
+    """Return the query of as much time right before; of a period that runs, of as much of it as has passed."""
+    width, shift = STEPS[asked.step], asked.until - asked.since
+    since = asked.since - shift
+    passed = min(asked.until, now + (EPOCH - now) % width) - shift
+    if asked.step == "minute" and since < now - MINUTES_KEPT:
+        raise invalid_value(
+            "compare", f"reaches at most {_words(MINUTES_KEPT)} back with step=minute: ask for a longer step"
+        )
+    return replace(asked, since=since, until=max(passed, since + width), by=None)
 
 
 def _is_too_much(asked: SeriesQuery, longest: timedelta = LONGEST_OF_ALL) -> bool:
@@ -150,9 +165,11 @@ async def series(connection: AsyncConnection, asked: SeriesQuery) -> dict[str, A
     """
     await see_one_moment(connection)
     async with added_up_by_call(connection):
-        if _is_told_by_days(asked):
-            return await _series_of_days(connection, asked)
-        return await _series(connection, asked)
+        found = await (_series_of_days if _is_told_by_days(asked) else _series)(connection, asked)
+        if asked.before is not None:
+            before = await _series(connection, asked.before)
+            found["before"] = {name: before[name] for name in ("from", "to", "total", "corrections")}
+        return found
 
 
 async def _series_of_days(connection: AsyncConnection, asked: SeriesQuery) -> dict[str, Any]:

@@ -25,13 +25,16 @@ from protocol.errors import BadRequest, invalid_value
 from router.catalog.catalog import AutoRoute, Catalog
 from router.catalog.targets import ModelSpec
 
+ROOM = text("SET LOCAL work_mem = '32MB'")
 MOST_BY_CALL = 10_000_000  # calls that are added up one by one: about what eight seconds suffice for
 
 
 class Analysis(Struct, frozen=True):
-    """What is asked for beside the report. ``compared``: the model to compare with, if any."""
+    """What is asked for beside the report. ``compared``: the model to compare with, if any; ``has_auto``: with what
+    automatic routes saved, which is added up call by call."""
 
     compared: ModelSpec | None
+    has_auto: bool = True
 
     def price_on(self, day: date) -> Price | None:
         """Return the price of that model on a day."""
@@ -49,8 +52,12 @@ def read_analysis(said: Mapping[str, str], settings: Settings, catalog: Catalog)
 
 
 async def see_one_moment(connection: AsyncConnection) -> None:
-    """Let all queries of a transaction see the same snapshot, so that their sums tie. Before its first query."""
+    """Let all queries of a transaction see the same snapshot, so that their sums tie. Before its first query.
+
+    They have room to add up a month of a thousand teams by hash: with less, Postgres sorts all lines on disk.
+    """
     await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
+    await connection.execute(ROOM)
 
 
 async def usage_with_analysis(

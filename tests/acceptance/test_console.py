@@ -793,4 +793,4 @@ def test_sums_are_of_all_teams_and_every_team_is_listed_page_by_page(large_house
     assert "Share of the roofline, while busy 62 %" in fleet
     assert "Fairness gap, interactive 1,200 of at most 8,400 weighted tokens" in fleet
     assert "50 %, $1.75" in fleet and "Idle since start $1.75" in fleet
-    assert sorted(set(asked)) == ["/admin/breakers", "/admin/me", "/admin/series", "/health/ready"]
+    assert sorted(set(asked)) == ["/admin/me", "/admin/series"]

@@ -75,6 +75,30 @@ def test_calls_and_refusals_show_by_the_minute(house: House) -> None:
         }
 
 
+def test_one_request_has_what_the_overview_shows(house: House) -> None:
+    """Figures, those of the time before, and for those who see the whole deployment its parts and open breakers."""
+    asked = {"metric": "requests,cost_usd", "compare": "before", "health": "true"}
+    with house.client(house.admin_key) as admin:
+        team_id = house.team_id
+        made = admin.post("/admin/admin-keys", json={"role": "team-admin", "team_id": team_id}).json()
+        found, ready = admin.get("/admin/series", params=asked).json(), admin.get("/health/ready").json()
+        odd = admin.get("/admin/series", params=asked | {"health": "yes"})
+        breakers = admin.get("/admin/breakers").json()["breakers"]
+        try:
+            opened = admin.post(f"/admin/breakers/{breakers[0]['id']}/open").json()
+            seen = admin.get("/admin/series", params=asked).json()["breakers"]
+        finally:
+            house.reset_breakers()
+    with house.client(made["key"]) as team_admin:
+        own = team_admin.get("/admin/series", params=asked | {"team_id": team_id})
+
+    assert found["before"]["to"] == found["from"] and found["before"]["total"].keys() == {"requests", "cost_usd"}
+    assert found["health"]["parts"] == ready["parts"] and found["health"].keys() == ready.keys()
+    assert (odd.status_code, odd.json()["error"]["param"]) == (400, "health")
+    assert [(one["id"], one["state"]) for one in seen] == [(opened["id"], "open")]
+    assert own.status_code == 200 and "health" not in own.json() and "before" in own.json()
+
+
 @pytest.mark.parametrize(
     ("query", "param"),
     [({}, "metric"), ({"metric": "requests", "team_id": "x"}, "team_id"), ({"metric": "gpu_cost_usd"}, "metric")],

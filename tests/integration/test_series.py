@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,13 +16,15 @@ from uuid import uuid4
 import pytest
 from msgspec.structs import replace
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.ids import uuid7
-from billing.core.records import Attempt, Status, UsageRecord
+from billing.core.records import CHARGED, REQUESTS, Attempt, Status, UsageRecord
 from billing.ledger.ledger import insert_records
-from billing.ledger.series import forget_series, merge_parts, seal_hours
-from gateway.reports.admin_report import admin_report
-from gateway.reports.series import read_series_query, series
+from billing.ledger.series import DAY_OF_ALL, HOUR_OF_ALL, forget_series, merge_parts, seal_days, seal_hours
+from billing.ledger.series_queries import DIMENSIONS, HISTOGRAMS, NOT_OF_DAYS, SUMS
+from gateway.reports.admin_report import admin_report, admin_usage
+from gateway.reports.series import MOST_METRICS, read_series_query, series
 from gateway.reports.usage_analysis import Analysis
 from gateway.storage.database import Database
 from protocol.errors import BadRequest
@@ -29,6 +34,8 @@ from tests.support.house import settings_for
 NOW = datetime(2026, 4, 5, 18, 30, tzinfo=UTC)
 TODAY = NOW.date()
 CATALOG = settings_for("postgresql://x/y", "redis://x", "http://upstream/v1", Path("/nowhere")).catalog()
+TOKENS_OF_SERIES = ("input_tokens", "cached_input_tokens", "output_tokens")
+TIMES = ("first_token_ms", "total_ms")
 EVERYTHING = "requests,errors,blocked,tokens,cost_usd,saved_usd"
 
 
@@ -110,6 +117,112 @@ async def test_totals_of_series_are_those_of_the_report(database: Database, step
         await roll_up(database, NOW + timedelta(days=3))
 
 
+SUMS_OF: dict[str, Callable[[UsageRecord], int]] = {
+    "requests": lambda one: one.status in REQUESTS,
+    "errors": lambda one: one.status is Status.FAILED,
+    "blocked": lambda one: one.status is Status.BLOCKED,
+    "refused": lambda one: 0,
+    "cached": lambda one: one.is_cached,
+    "tokens": lambda one: (one.input_tokens + one.output_tokens) * (one.status in CHARGED),
+    **{name: lambda one, name=name: getattr(one, name) * (one.status in CHARGED) for name in TOKENS_OF_SERIES},
+    "cost_usd": lambda one: one.cost_nanousd,
+    "saved_usd": lambda one: one.saved_nanousd,
+    "gpu_cost_usd": lambda one: one.gpu_cost_nanousd,
+}
+
+
+@pytest.mark.parametrize(("team_id", "step"), [(None, "hour"), (None, "day"), ("team_1", "hour")])
+async def test_every_metric_by_every_line_is_that_of_its_calls(
+    database: Database, team_id: str | None, step: str
+) -> None:
+    """Each sum to the nano-dollar and each percentile to its bucket, of all teams and of one; refused calls too."""
+    more = {"attempts": (Attempt("small", "cached", 0.1),), "gpu_cost_nanousd": 77, "output_tokens": 9}
+    records = [replace(one, **more) if number % 3 else one for number, one in enumerate(mixed(150))]
+    await book(database, records)
+    async with database.begin() as connection:
+        await connection.execute(REFUSED_CALLS, {"at": NOW - timedelta(hours=2)})
+    own = [one for one in records if team_id in (None, one.team_id)]
+    names = [*SUMS_OF, *TIMES]
+    assert set(names) == {*SUMS, *HISTOGRAMS}
+
+    for by in (None, *DIMENSIONS):
+        found: dict[str, dict[str, Any]] = {}
+        for first in range(0, len(names), MOST_METRICS):
+            asked = {"metric": ",".join(names[first : first + MOST_METRICS]), "since": "2026-04-03", "step": step}
+            said = await ask(database, team_id, **asked, top="50", **({} if by is None else {"by": by}))
+            for line in said["data"] if by else [{"None": "all"} | said["total"]]:
+                found.setdefault(line[str(by)], {}).update(
+                    {metric: line[metric]["total"] for metric in asked["metric"].split(",")}
+                )
+        refused = {"team": "team_1", "key": "key_1", "model": "unknown", "code": "no_such_model", "status": "refused"}
+        lines: dict[str, list[UsageRecord]] = {refused.get(str(by), ""): []} if by else {}
+        for one in own:
+            lines.setdefault("all" if by is None else getattr(one, DIMENSIONS[by], ""), []).append(one)
+        is_of_days = team_id is None and step == "day" and by in ("team", "key")  # of so many days
+        for line, calls in lines.items():
+            expected: dict[str, Any] = {name: sum(map(amount, calls)) for name, amount in SUMS_OF.items()}
+            expected["refused"] = 12 * (line in ("all", refused.get(str(by), "")))
+            for name in TIMES:
+                times = sorted(getattr(one, name) or 0 for one in calls if one.status in REQUESTS)
+                times = times[times.count(0) :]
+                expected[name] = pytest.approx(times[ceil(0.95 * len(times)) - 1], rel=0.053) if times else None
+            if is_of_days:
+                expected |= dict.fromkeys((*NOT_OF_DAYS, *TIMES))
+            for name, value in expected.items():
+                told = found[line].get(name, None if name in TIMES or (is_of_days and name in NOT_OF_DAYS) else 0)
+                assert (told * 10**9 if name.endswith("_usd") else told) == value, (by, line, name)
+
+
+async def test_pages_of_all_teams_read_no_call(database: Database) -> None:
+    """Reports without `auto`, budgets and series are told by sums; with it the sums are the same."""
+    await book(database, mixed(40))
+    first = TODAY - timedelta(days=29)
+    said = {"metric": "cost_usd,refused,first_token_ms", "step": "day", "from": str(first), "compare": "before"}
+    asked = [read_series_query(said | {"by": by}, NOW, None, for_admin=True) for by in ("team", "provider", "model")]
+    quick_one, whole_one = (Analysis(None, has_auto=has_auto) for has_auto in (False, True))
+
+    quick, *others = [
+        await scanning(database, ask)
+        for ask in (
+            lambda on: admin_report(on, quick_one, CATALOG, first, TODAY),
+            lambda on: admin_usage(on, first, TODAY, after=None, limit=200),
+            *(partial(series, asked=each) for each in asked),
+        )
+    ]
+    whole = await scanning(database, lambda on: admin_report(on, whole_one, CATALOG, first, TODAY))
+
+    assert [scans for scans, _ in (quick, *others)] == [0] * 5 and whole[0] > 0
+    for (_, told), is_known in ((quick, False), (whole, True)):
+        for one in (told, *told["teams"]):
+            assert [one.pop(name) is not None for name in ("auto", "would_have_saved")] == [is_known] * 2
+    assert quick[1] == whole[1]
+
+
+async def scanning(
+    database: Database, act: Callable[[AsyncConnection], Awaitable[dict[str, Any]]]
+) -> tuple[int, dict[str, Any]]:
+    """Return how often calls were looked through, and what came of it."""
+    async with database.begin() as connection:
+        await connection.execute(text("SELECT pg_stat_force_next_flush()"))
+    async with database.begin() as connection:
+        told = await act(connection)
+        return int(await connection.scalar(SCANS) or 0), told
+
+
+async def test_the_time_before_is_told_beside(database: Database) -> None:
+    """As much time right before, and of a period that runs as much as has passed: what a query of it says."""
+    await book(database, mixed(80))
+    span = {"metric": "requests,cost_usd,first_token_ms", "since": "2026-04-05", "to": "2026-04-05", "by": "model"}
+
+    found = await ask(database, **span, compare="before")
+
+    until = "2026-04-04T19:00:00Z"  # now it is half past six in the evening
+    before = await ask(database, metric=span["metric"], since="2026-04-04", to=until)
+    assert found["before"] == {name: before[name] for name in ("from", "to", "total", "corrections")}
+    assert found["before"]["to"] == until and found["before"]["total"]["requests"]["total"] > 0
+    assert {name: told for name, told in found.items() if name != "before"} == await ask(database, **span)
+
+
 async def test_a_point_has_the_calls_of_its_minute(database: Database) -> None:
     """By the moment in the call's id: borders are those of UTC, the first moment of a minute is inside."""
     minute = datetime(2026, 4, 5, 18, 10, tzinfo=UTC)
@@ -129,7 +242,8 @@ async def test_a_point_has_the_calls_of_its_minute(database: Database) -> None:
 
 
 async def test_merging_changes_no_answer(database: Database) -> None:
-    """Parts of a minute become one row, minutes become hours; sums and percentiles stay what they were."""
+    """Parts of a minute become one row, minutes hours, hours days; sums and percentiles stay what they were. What comes
+    late is added, to its hour and its day."""
     alike = {"team_id": "t", "key_id": "k", "tier": "batch", "route_reason": "named"}
     await book(database, [replace(record, **alike) for record in mixed(300)], parts=6)
     span = {"metric": "requests,cached,cost_usd,first_token_ms,total_ms", "step": "hour", "by": "provider"}
@@ -141,12 +255,14 @@ async def test_merging_changes_no_answer(database: Database) -> None:
     assert await ask(database, **span) == before
     assert 0 < rows - minutes < merged
 
-    in_all = await ask(database, **span | {"by": "model"})
+    in_all, by_day = await ask(database, **span | {"by": "model"}), await ask(database, **span | {"step": "day"})
     by_minute = await ask(database, metric="cost_usd,total_ms", step="minute", since="2026-04-04T18:30:00Z")
     await roll_up(database, NOW + timedelta(days=3))
 
     assert await ask(database, **span) == before
     assert await ask(database, **span | {"by": "model"}) == in_all
+    assert await ask(database, **span | {"step": "day"}) == by_day
+    assert await count(database, HOUR_OF_ALL) == 0 < await count(database, DAY_OF_ALL) < 60
     assert await ask(database, **span, key="k") == before
     assert await ask(database, metric="cost_usd,total_ms", step="minute", since="2026-04-04T18:30:00Z") == by_minute
     sealed = await count(database)
@@ -154,9 +270,17 @@ async def test_merging_changes_no_answer(database: Database) -> None:
         assert await forget_series(connection, NOW + timedelta(days=3), timedelta(days=400)) > 0
     assert await count(database) < sealed
     assert await ask(database, **span) == before
+    await book(database, [call(9_000, NOW - timedelta(days=1), provider="late")])
+    for _ in range(2):  # not yet sealed, then sealed
+        for step in ("hour", "day"):
+            late = await ask(database, **span | {"step": step})
+            [line] = [one for one in late["data"] if one["provider"] == "late"]
+            assert line["requests"]["total"] == 1
+            assert late["total"]["requests"]["total"] == before["total"]["requests"]["total"] + 1
+        await roll_up(database, NOW + timedelta(days=3))
     assert before["total"]["first_token_ms"]["total"] is not None
     async with database.begin() as connection:
-        assert await forget_series(connection, NOW, timedelta()) == await count(database)
+        assert await forget_series(connection, NOW + timedelta(days=3), timedelta()) == await count(database)
     assert await count(database) == 0
 
 
@@ -259,6 +383,14 @@ MANY = text("""
            ARRAY[1, 1 + (1::bigint << 40)]
     FROM generate_series(1, 20000) AS n
 """)
+REFUSED_CALLS = text("""
+    INSERT INTO usage_series (at, step, team_id, key_id, model_used, provider, status, tier, route_reason, code, calls)
+    VALUES (:at, 1, 'team_1', 'key_1', 'unknown', '', 'refused', '', '', 'no_such_model', 12)
+""")
+# How often the calls were looked through in this transaction.
+SCANS = text(r"""
+    SELECT sum(seq_scan + coalesce(idx_scan, 0)) FROM pg_stat_xact_user_tables WHERE relname LIKE 'usage\_records%'
+""")
 CORRECTION = text("""
     INSERT INTO corrections (id, team_id, day, booked_on, input_tokens, output_tokens, cost_nanousd, reason, actor,
                              created_at)
@@ -267,12 +399,14 @@ CORRECTION = text("""
 
 
 async def roll_up(database: Database, now: datetime) -> None:
-    changed = 1
-    while changed:
-        async with database.begin() as connection:
-            changed = await seal_hours(connection, now)
+    for seal in (seal_hours, seal_days):
+        changed = 1
+        while changed:
+            async with database.begin() as connection:
+                changed = await seal(connection, now)
 
 
-async def count(database: Database) -> int:
+async def count(database: Database, step: int | None = None) -> int:
+    which = "" if step is None else f" WHERE step = {step}"
     async with database.begin() as connection:
-        return int((await connection.execute(text("SELECT count(*) FROM usage_series"))).scalar_one())
+        return int((await connection.execute(text(f"SELECT count(*) FROM usage_series{which}"))).scalar_one())

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+
+import billing.core.errors
+import gateway.core.errors
+import gateway.upstreams.wire.errors
+import protocol.errors
+import router.catalog.errors
+from protocol.errors import ServiceError
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "docs" / "experiments"
 FOLDERS = ("docs", "router", "gateway", "gpu_backend")
 TREE = ("protocol", "billing", "router", "gateway", "gpu_backend", "tools", "benchmarks", "migrations", "tests")
 PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
+OF = (protocol.errors, billing.core.errors, router.catalog.errors, gateway.core.errors, gateway.upstreams.wire.errors)
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
 
 
@@ -102,3 +111,21 @@ def test_each_page_says_who_it_is_for_and_has_commands() -> None:
     begins = re.compile(r"# .*\n\nFor (?s:.*?)After\s+this\s+page\s+you(?s:.*?)```sh\n(?:.*\n){3,}?```\n")
 
     assert [name for name, head in heads.items() if begins.match(head) is None] == []
+
+
+def test_the_table_of_errors_has_each_with_its_status() -> None:
+    """What to do about an error is told to those who call: each that has a code is in docs/call-it.md, and no other
+    status stands beside it."""
+    rows = re.findall(r"^\| (\d{3}) \| (`.*?`) \|", (ROOT / "docs" / "call-it.md").read_text(), re.MULTILINE)
+    told = {(code, int(status)) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)}
+    modules = {module.__name__ for module in OF}
+    known = {(one.code, one.status) for one in errors_below(ServiceError) if one.code and one.__module__ in modules}
+
+    assert known - told == set()
+    assert {pair for pair in told if pair[0] in dict(known)} - known == set()
+
+
+def errors_below(kind: type[ServiceError]) -> Iterator[type[ServiceError]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from errors_below(one)

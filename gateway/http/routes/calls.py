@@ -18,9 +18,12 @@ from gateway.http.exchange import (
     now_of,
     own_act,
     part_of,
+    read_flag,
     read_parameters,
     transaction,
 )
+from gateway.http.routes.admin.breakers import breakers_view
+from gateway.http.routes.health import health_of
 from gateway.overload.read_limit import ReadLimit
 from gateway.reports.call_filter import NAMES, read_filter
 from gateway.reports.call_list import list_calls, show_call
@@ -98,8 +101,9 @@ async def get_series(request: AnyRequest) -> Response[bytes]:
     ``metric``: requests, errors, blocked, refused, cached, tokens, input_tokens, cached_input_tokens, output_tokens,
     cost_usd, saved_usd, first_token_ms, total_ms, or up to six with commas between. ``by``: key, model, provider,
     status, tier, route_reason or code; the ``top`` lines (1 to 50), the rest as one. ``percentile`` (1 to 99.9): of
-    times. ``from`` and ``to`` are UTC days or moments. ``key``, ``model``, ``provider``, ``status``, ``tier`` and
-    ``route_reason`` choose. Reading counts against no rate of the team.
+    times. ``from`` and ``to`` are UTC days or moments; ``compare=before`` adds the totals of as much time before.
+    ``key``, ``model``, ``provider``, ``status``, ``tier`` and ``route_reason`` choose. Reading counts against no rate
+    of the team.
     """
     caller = caller_of(request)
     part_of(request, ReadLimit).take(caller.team.id)
@@ -112,14 +116,19 @@ async def get_series(request: AnyRequest) -> Response[bytes]:
     "/admin/series",
     guards=[team_reading_guard],
     summary="Show the calls of all teams over time",
-    query=(*SERIES_NAMES, "team_id"),
+    query=(*SERIES_NAMES, "team_id", "health"),
 )
 async def get_series_of_all(request: AnyRequest) -> Response[bytes]:
     """Show metrics of the calls of all teams, or of ``team_id``, over time; parameters as of ``/v1/series``, and
-    ``metric=gpu_cost_usd``, ``by=team``."""
+    ``metric=gpu_cost_usd``, ``by=team``. ``health=true`` adds ``health``, as of /health/ready, and the ``breakers``
+    that are not closed; not to a team's admin."""
     query = read_parameters(request)
+    with_health = read_flag(query, "health") and admin_of(request).team_id is None
     asked = read_series_query(query, now_of(request), query.get("team_id"), for_admin=admin_of(request).sees_costs)
     async with transaction(request) as connection:
         found = await series(connection, asked)  # first: it sets the transaction's isolation
         await check_team(connection, query.get("team_id"))
-        return answer(found)
+    if with_health:
+        found["health"] = await health_of(request)
+        found["breakers"] = [one for one in breakers_view(request) if one["state"] != "closed"]
+    return answer(found)

@@ -27,6 +27,12 @@ async def ready(request: AnyRequest) -> Response[dict[str, Any]]:
 
     A gateway that is told to end is not: 503 at once, so that balancers send requests elsewhere.
     """
+    body = await health_of(request)
+    return Response(body, status_code=503 if body["status"] == "draining" else 200)
+
+
+async def health_of(request: AnyRequest) -> dict[str, Any]:
+    """Return the state of this gateway's parts, in the shape of GET /health/ready."""
     readiness = part_of(request, Readiness)
     books, drain = part_of(request, Books), part_of(request, Drain)
     quotas = "standalone" if books.quotas.is_standalone else "clocks differ" if books.owner.is_astray else "ok"
@@ -34,8 +40,7 @@ async def ready(request: AnyRequest) -> Response[dict[str, Any]]:
     status = "ok" if set(parts.values()) == {"ok"} else "degraded"
     if drain.has_begun:
         status = "draining"
-    body = {"status": status, "parts": parts, "journal_backlog": books.flusher.backlog}
-    return Response(body, status_code=503 if status == "draining" else 200)
+    return {"status": status, "parts": parts, "journal_backlog": books.flusher.backlog}
 
 
 @get("/metrics", guards=[metrics_guard], summary="Prometheus metrics", media_type="text/plain")

@@ -28,9 +28,9 @@ export default function Overview({ api, role, query, go }) {
   const by = query.by ?? (role === "admin" && !team ? "team" : "model");
   const step = days <= (by === "team" ? 2 : 8) ? "hour" : "day"; // every hour of every team is a lot
   const source = role === "admin" ? "/admin/series" : "/v1/series";
-  const asked = { metric: METRICS.join(","), step, team_id: role === "admin" ? team : null };
-  const now = useData(api, path(source, { ...asked, by, from, to }), { every: EVERY });
-  const before = useData(api, now.data && path(source, { ...asked, ...spanBefore(from, to, days) }));
+  const ofAdmins = role === "admin" ? { team_id: team, health: api.team ? null : "true" } : {};
+  const asked = { metric: METRICS.join(","), step, by, from, to, compare: "before", ...ofAdmins };
+  const now = useData(api, path(source, asked), { every: EVERY });
   const words = name === "today" ? "yesterday" : days === 1 ? "the day before" : `the ${days} days before`;
   const offered = role === "admin" ? [...(api.team ? [] : ["team"]), "model", "provider"] : ["model", "key"];
   return html`
@@ -40,17 +40,10 @@ export default function Overview({ api, role, query, go }) {
     </div>
     ${now.error && html`<${Problem} error=${now.error} again=${now.again} />`}
     ${now.data && html`
-      <${Figures} now=${now.data} before=${before.data} words=${words} />
-      <${Attention} api=${api} role=${role} series=${now.data} query=${query} />
+      <${Figures} now=${now.data} before=${now.data.before} words=${words} />
+      <${Attention} series=${now.data} query=${query} />
       <${Charted} series=${now.data} by=${by} offered=${offered} query=${query} go=${go} />
       <${Lines} series=${now.data} by=${by} period=${{ period: query.period, from: query.from, to: query.to }} />`}`;
-}
-
-// As many days before; of a period that runs, as much of it as has passed, in whole steps.
-function spanBefore(from, to, days) {
-  const end = Math.min(Date.parse(to) + DAY, Date.now());
-  const iso = (moment) => new Date(moment).toISOString().slice(0, 19) + "Z";
-  return { from: iso(Date.parse(from) - days * DAY), to: iso(end - days * DAY) };
 }
 
 const totalOf = (series, metric) => series.total[metric].total;
@@ -59,7 +52,6 @@ const rateOf = (errors, requests) => (errors + requests ? errors / (errors + req
 
 function Figures({ now, before, words }) {
   const change = (one, other) => {
-    if (before === null) return " ";
     if (!Number(other)) return `none ${words}`;
     const ratio = one / other;
     return ratio > 10 ? `${ratio.toFixed(0)} times ${words}` : `${ratio >= 1 ? "+" : "−"}${Math.abs(100 * (ratio - 1)).toFixed(0)} % on ${words}`;
@@ -67,19 +59,17 @@ function Figures({ now, before, words }) {
   const late = now.corrections && Number(now.corrections.cost_usd);
   const errors = (series) => rateOf(totalOf(series, "errors"), totalOf(series, "requests"));
   return html`<div class="figures">
-    <${Figure} label=${late ? `Cost, ${usd(late)} of it corrections` : "Cost"} value=${usd(owedOf(now))} exact=${`$${owedOf(now)}`}>${change(owedOf(now), before && owedOf(before))}<//>
-    <${Figure} label="Requests" value=${count(totalOf(now, "requests"))}>${change(totalOf(now, "requests"), before && totalOf(before, "requests"))}<//>
-    <${Figure} label="Errors" value=${percent(errors(now))}>${before ? `${percent(errors(before))} ${words}` : " "}<//>
-    <${Figure} label="First token, p95" value=${duration(totalOf(now, "first_token_ms"))}>${before ? `${duration(totalOf(before, "first_token_ms"))} ${words}` : " "}<//>
+    <${Figure} label=${late ? `Cost, ${usd(late)} of it corrections` : "Cost"} value=${usd(owedOf(now))} exact=${`$${owedOf(now)}`}>${change(owedOf(now), owedOf(before))}<//>
+    <${Figure} label="Requests" value=${count(totalOf(now, "requests"))}>${change(totalOf(now, "requests"), totalOf(before, "requests"))}<//>
+    <${Figure} label="Errors" value=${percent(errors(now))}>${percent(errors(before))} ${words}<//>
+    <${Figure} label="First token, p95" value=${duration(totalOf(now, "first_token_ms"))}>${duration(totalOf(before, "first_token_ms"))} ${words}<//>
   </div>`;
 }
 
-function Attention({ api, role, series, query }) {
-  const isAdmin = role === "admin" && !api.team; // of one team, breakers are not
-  const health = useData(api, isAdmin ? "/health/ready" : null, { every: EVERY });
-  const breakers = useData(api, isAdmin ? "/admin/breakers" : null, { every: EVERY });
-  const ill = health.data ? Object.entries(health.data.parts).filter(([, state]) => state !== "ok") : [];
-  const open = breakers.data ? breakers.data.breakers.filter((one) => one.state !== "closed") : [];
+function Attention({ series, query }) {
+  const health = series.health ? Object.entries(series.health.parts) : []; // not told of one team,
+  const open = series.breakers ?? []; // nor these
+  const ill = health.filter(([, state]) => state !== "ok");
   const [errors, requests, refused] = ["errors", "requests", "refused"].map((name) => totalOf(series, name));
   const calls = (status) => href("calls", { team: query.team, period: query.period ?? "today", from: query.from, to: query.to, status });
   const found = [
@@ -88,7 +78,7 @@ function Attention({ api, role, series, query }) {
     ...(rateOf(errors, requests) > 0.02 ? [html`<a href=${calls("failed")}>${count(errors)} ${errors === 1 ? "call" : "calls"} failed</a>, ${percent(rateOf(errors, requests))} of all`] : []),
     ...(refused > 0 ? [html`<a href=${calls("refused")}>${count(refused)} ${refused === 1 ? "call was" : "calls were"} refused</a>`] : []),
   ];
-  const parts = health.data && Object.entries(health.data.parts).map(([part, state]) => `${part}: ${state}`).join(", ");
+  const parts = health.map(([part, state]) => `${part}: ${state}`).join(", ");
   return html`<section><h2>Needs attention</h2>
     ${found.length ? html`<ul class="attention">${found.map((one) => html`<li>${one}</li>`)}</ul>` : html`<p>Nothing.</p>`}
     ${parts && html`<p class="soft">${parts}</p>`}

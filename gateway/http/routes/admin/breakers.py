@@ -25,9 +25,7 @@ async def get_breakers(request: AnyRequest) -> Response[bytes]:
     ``shared`` is false while Redis is away and this gateway uses its own counts alone.
     """
     read_parameters(request)
-    breakers, clock = part_of(request, Breakers), part_of(request, Clock)
-    views = [breaker_view(breakers, clock, watched) for watched in breakers.all()]
-    return answer({"breakers": views, "shared": not breakers.is_alone})
+    return answer({"breakers": breakers_view(request), "shared": not part_of(request, Breakers).is_alone})
 
 
 @post("/admin/breakers/{breaker_id:str}/open", guards=[operating_guard], status_code=200, summary="Open a breaker")
@@ -48,6 +46,12 @@ async def post_reset(request: AnyRequest, breaker_id: FromPath[str]) -> Response
     await write_down(request, "breaker.reset", watched)
     await breakers.reset(watched, f"reset by {act_of(request).actor}")
     return answer(breaker_view(breakers, clock, watched))
+
+
+def breakers_view(request: AnyRequest) -> list[dict[str, Any]]:
+    """Return the breaker of every model at every endpoint."""
+    breakers, clock = part_of(request, Breakers), part_of(request, Clock)
+    return [breaker_view(breakers, clock, watched) for watched in breakers.all()]
 
 
 def find_breaker(breakers: Breakers, breaker_id: str) -> Watched:

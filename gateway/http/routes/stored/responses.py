@@ -19,6 +19,7 @@ from gateway.http.exchange import (
     answer,
     caller_of,
     part_of,
+    read_flag,
     read_order,
     read_parameters,
     read_query,
@@ -65,15 +66,13 @@ async def get_response(request: AnyRequest, response_id: FromPath[str]) -> ASGIA
     known is there. ``stream`` gives the events of one that runs in the background, or did, after ``starting_after``.
     """
     query = read_parameters(request, repeated=("include", "include[]"))
-    is_stream = query.get("stream", "false")
-    if is_stream not in ("true", "false"):
-        raise invalid_value("stream", "is true or false")
+    is_stream = read_flag(query, "stream")
     after = read_whole(query["starting_after"], "starting_after", 0, 2**31) if "starting_after" in query else -1
-    if "starting_after" in query and is_stream == "false":
+    if "starting_after" in query and not is_stream:
         raise BadRequest("'starting_after' needs 'stream=true'.", param="starting_after")
     backgrounds, team_id = part_of(request, BackgroundResponses), counted_team(request)
     turn = await _turn_of(request, team_id, response_id)
-    if is_stream == "true":
+    if is_stream:
         if not turn.ran_behind():
             words = "Only a response in the background has a stream to be read: leave 'stream' out."
             raise BadRequest(words, param="stream")

@@ -54,6 +54,11 @@ def test_whole_steps_cover_what_is_asked() -> None:
         ({"step": "day", "from": "2020-01-01"}, "from"),
         ({"step": "minute", "from": "2026-04-04T00:00:00Z"}, "from"),
         ({"step": "minute", "from": "2026-04-02", "to": "2026-04-02"}, "from"),
+        ({"compare": "after"}, "compare"),
+        (
+            {"step": "minute", "from": "2026-04-03T19:00:00Z", "to": "2026-04-03T20:00:00Z", "compare": "before"},
+            "compare",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(said: dict[str, str], param: str) -> None:
