@@ -70,13 +70,18 @@ class EngineCollector:
         is_up = is_asleep or engine.state is EngineState.ACTIVE
         states = {("awake",): float(not is_asleep), ("weights_offloaded",): float(is_asleep)}
         for kind, name, text, value in (
-            (GAUGE, "up", "Whether the engine takes requests, or sleeps.", float(is_up)),
-            (COUNTER, "restarts", "Engine processes started after one died.", engine.restarts),
-            (COUNTER, "uptime_seconds", "Time since the start.", uptime),
-            (COUNTER, "gpu_busy_seconds", "Device time of all steps, all devices.", busy * self._gpus),
-            (COUNTER, "gpu_idle_seconds", "Device time without a step.", max(uptime - busy, 0.0) * self._gpus),
+            (GAUGE, "tollgate_engine_up", "Whether the engine takes requests, or sleeps.", float(is_up)),
+            (COUNTER, "tollgate_engine_restarts", "Engine processes started after one died.", engine.restarts),
+            (COUNTER, "tollgate_engine_uptime_seconds", "Time since the start.", uptime),
+            (COUNTER, "tollgate_engine_gpu_busy_seconds", "Device time of all steps, all devices.", busy * self._gpus),
+            (
+                COUNTER,
+                "tollgate_engine_gpu_idle_seconds",
+                "Device time without a step.",
+                max(uptime - busy, 0.0) * self._gpus,
+            ),
         ):
-            yield self._family(kind, f"tollgate_engine_{name}", text, {(): value})
+            yield self._family(kind, name, text, {(): value})
         yield self._family(GAUGE, "vllm:engine_sleep_state", "1 for the state it is in.", states, "sleep_state")
         if engine.ready is not None:
             yield from self._capacity(engine.load, engine.ready)
@@ -92,10 +97,15 @@ class EngineCollector:
             "waiting_lora_adapters": ",".join(load.waiting_adapters if load else ()),
         }
         for name, text, labels, value in (
-            ("cache_config", "Tokens in a KV block, and blocks in all.", blocks, 1.0),
-            ("lora_requests", "Adapters in use; the value is when this engine started.", adapters, self._since),
+            ("vllm:cache_config_info", "Tokens in a KV block, and blocks in all.", blocks, 1.0),
+            (
+                "vllm:lora_requests_info",
+                "Adapters in use; the value is when this engine started.",
+                adapters,
+                self._since,
+            ),
         ):
-            yield self._family(GAUGE, f"vllm:{name}_info", text, {tuple(labels.values()): value}, *labels)
+            yield self._family(GAUGE, name, text, {tuple(labels.values()): value}, *labels)
 
     def _load(self, load: LoadReport) -> Iterable[Metric]:
         counters = load.counters
