@@ -73,12 +73,12 @@ class Draws:
 
     async def draw(self, day: int, asks: Sequence[Sequence[Need]]) -> Taken:
         """Ask once, and take in the answer. Raises what the database raises."""
-        standing, text = self._standing, (EPOCH + timedelta(days=day)).isoformat()
+        standing, owner, text = self._standing, self._standing.owner, (EPOCH + timedelta(days=day)).isoformat()
         sent, share, loop = standing.acknowledged, standing.share / standing.living, asyncio.get_running_loop()
         began = loop.time()
         try:
             async with running_timeout(GIVE_UP_AFTER):
-                taken = await standing.store.take(standing.owner, text, asks, share)
+                taken = await standing.store.take(owner, text, asks, share)
         except (*POSTGRES_AWAY, asyncio.CancelledError) as exc:  # a beat's own deadline may end it, too
             if is_about_a_value(exc):
                 raise  # nothing was drawn, nor ever will be
@@ -89,6 +89,8 @@ class Draws:
             raise
         finally:
             standing.took = loop.time() - began
+        if standing.owner != owner:  # it was ended meanwhile, and what it had went back: nothing of it is ours
+            return Taken(refused="ended")
         standing.heard(sent, taken.beat)
         if taken.refused is None:
             asked = {(need.scope, need.unit) for ask in asks for need in ask}
@@ -114,6 +116,8 @@ class Draws:
     def _hear_late(self, asking: asyncio.Task[Taken]) -> None:
         """Give back what an ask brought whose callers have been answered without it, unless others use it."""
         self.late.discard(asking)
-        if not asking.cancelled() and (exc := asking.exception()) is not None:
+        try:
+            asking.result()
+        except (*POSTGRES_AWAY, asyncio.CancelledError) as exc:
             log.info("ask_given_up", error=repr(exc))
         self._returns.return_tight()

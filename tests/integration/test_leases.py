@@ -630,6 +630,45 @@ async def test_an_answer_that_comes_too_late_for_its_caller_is_still_heard(
     assert not leases.draws.unread
 
 
+async def test_an_answer_to_an_owner_that_was_ended_meanwhile_gives_the_next_one_no_room(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had went back when it ended, and another process has it: two calls would be held of a cap for one."""
+    await house.limit(team=Limits(tokens_per_day=1000))
+    leases, other = await house.process("a"), await house.process("c")
+    take, request = leases.store.take, house.ask(tokens=1000)
+
+    async def take_while_it_ends(*asked: Any) -> Any:
+        taken = await take(*asked)
+        assert await leases.store.end("a")
+        leases.owner = "b"
+        leases.forget()
+        await leases.store.begin("b", "")
+        leases.rooms.of(request)  # as the next caller of the team does
+        await house.hold(other, tokens=1000)
+        return taken
+
+    monkeypatch.setattr(leases.store, "take", take_while_it_ends)
+    refused = await leases.hold(request)
+
+    assert refused is not None and refused.is_unknown
+    assert not leases.holding.calls and leases.acknowledged == 0
+
+
+async def test_a_mistake_of_the_program_is_not_taken_for_a_database_that_is_away(house: House) -> None:
+    """An ask whose callers have left may fail by one: the loop tells of it."""
+    leases = await house.process("a")
+
+    async def fail() -> Any:
+        raise TypeError
+
+    asking = asyncio.create_task(fail())
+    await asyncio.wait([asking])
+
+    with pytest.raises(TypeError):
+        leases.draws._hear_late(asking)
+
+
 async def test_a_scope_whose_row_is_locked_takes_the_database_away_from_no_other(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
