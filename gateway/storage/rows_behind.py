@@ -35,7 +35,8 @@ class WrittenBehind(Generic[T]):
         self.what = what
         self._database = database
         self._waiting: deque[T] = deque()
-        self._weight = 0
+        self._weight = 0  # of these, and of what is being written
+        self._one_at_a_time = asyncio.Lock()  # the process may end, and flush too
         self._news = asyncio.Event()
 
     def add(self, one: T) -> None:
@@ -43,7 +44,7 @@ class WrittenBehind(Generic[T]):
         self._waiting.append(one)
         self._weight += self._weight_of(one)
         while self._weight > self.most:
-            self._drop_oldest()
+            self._weight -= self._weight_of(self._waiting.popleft())
             self.lost += 1
         self._news.set()
 
@@ -60,16 +61,16 @@ class WrittenBehind(Generic[T]):
 
     async def flush(self) -> None:
         """Write everything that waits. Raises one of POSTGRES_AWAY; what was not written waits on."""
-        while self._waiting:
-            some = [self._waiting[place] for place in range(min(self.at_once, len(self._waiting)))]
-            await self._write(some)
-            for one in some:
-                if self._waiting and self._waiting[0] is one:  # the process may end, and flush too
-                    self._drop_oldest()
-        self._news.clear()
-
-    def _drop_oldest(self) -> None:
-        self._weight -= self._weight_of(self._waiting.popleft())
+        async with self._one_at_a_time:
+            while self._waiting:
+                some = [self._waiting.popleft() for _ in range(min(self.at_once, len(self._waiting)))]
+                try:
+                    await self._write(some)
+                except BaseException:
+                    self._waiting.extendleft(reversed(some))
+                    raise
+                self._weight -= sum(map(self._weight_of, some))
+            self._news.clear()
 
     def _weight_of(self, one: T) -> int:
         return 1
