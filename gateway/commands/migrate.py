@@ -38,11 +38,11 @@ def migrate_when_reachable(database_url: str, wait: float) -> None:
         try:
             return migrations.upgrade(database_url)
         except CommandError as exc:
-            if (found := find_schema(database_url) or "") > NEEDED:
+            if (found := find_schema(database_url)) and found > NEEDED:
                 raise IsNewer(
                     f"The database has the schema {found}, newer than this version's {NEEDED}: left as it is."
                 ) from exc
-            if found < FIRST:
+            if found and found < FIRST:
                 told = f"The database has the schema {found}, of before version 1.0.0: migrate it with that one first."
                 raise IsUnreleased(told) from exc
             raise

@@ -39,7 +39,8 @@ async def _find(database_url: str) -> str | None:
     try:
         connection = await asyncpg.connect(database_url, timeout=ANSWERS_WITHIN)
         try:
-            return str(await connection.fetchval("SELECT version_num FROM alembic_version", timeout=ANSWERS_WITHIN))
+            found = await connection.fetchval("SELECT version_num FROM alembic_version", timeout=ANSWERS_WITHIN)
+            return str(found or "")  # a schema that was taken back to nothing leaves the table
         finally:
             connection.terminate()
     except asyncpg.UndefinedTableError:

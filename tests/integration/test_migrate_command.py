@@ -10,6 +10,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from alembic.util import CommandError
 
 import migrations
 from gateway.commands.migrate import TableInUse, migrate_when_reachable
@@ -162,3 +163,22 @@ def test_a_database_of_before_the_first_release_is_told_what_to_do(new_database_
         "The database has the schema 0001, of before version 1.0.0: migrate it with that one first."
     ]
     assert find_schema(new_database_url) == "0001"
+
+
+def test_a_schema_that_was_taken_back_to_nothing_is_no_schema(new_database_url: str) -> None:
+    """The table of its version is left, without a row: whoever would start on it is told that there is none."""
+    asyncio.run(execute(new_database_url, "DELETE FROM alembic_version"))
+
+    assert find_schema(new_database_url) == ""
+    assert "is empty" in str(schema_fault(new_database_url))
+
+
+def test_a_schema_that_cannot_be_asked_for_is_not_called_old(
+    new_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where Postgres takes no further connection its version is unknown: alembic's own words are told."""
+    asyncio.run(execute(new_database_url, OLDER))
+    monkeypatch.setattr("gateway.commands.migrate.find_schema", lambda url: None)
+
+    with pytest.raises(CommandError, match="0001"):
+        migrate_when_reachable(new_database_url, 0.0)
