@@ -160,10 +160,6 @@ class Dispatcher(Struct, eq=False):
         """Whether its breaker is open, or its keys are at their limits."""
         return self._breakers.why_away(target) is not None
 
-    def settings_of(self, target: Target) -> ProviderSettings:
-        """Return what is said of a target's provider."""
-        return self._providers.settings(target.model.provider)
-
     async def _send_with_retries(self, context: AttemptContext, place: int) -> Answering:
         """Ask the target at ``place``: with each of its keys, without a field that it refuses, and again after a fault
         that may pass, as the budget allows.

@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from collections.abc import Coroutine
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,7 +20,7 @@ from gateway.calls.call import Call, record_for
 from gateway.core.clock import Clock
 from gateway.core.settings import HedgeSettings
 from gateway.inference.admission import Admission
-from gateway.inference.attempt import AttemptContext, AttemptLog, streams_from
+from gateway.inference.attempt import AttemptContext, AttemptLog
 from gateway.inference.call_closer import CallCloser
 from gateway.inference.dispatcher import Dispatcher
 from gateway.overload.slots import Slot
@@ -79,17 +81,14 @@ class Hedger(Struct, eq=False):
         what is asked once.
         """
         call, route = context.call, context.route
-        if (hedge := self.hedges.get(call.request.model)) is None or len(route.targets) < 2:
+        if (hedge := self.hedges.get(call.request.model)) is None or not call.streams or len(route.targets) < 2:
             return None
         if call.is_batch_item or call.is_background or call.is_internal or call.routing.tier is not Tier.INTERACTIVE:
             return None
         tools = call.request.tools if isinstance(call.request, ChatRequest) else None
         if any(isinstance(tool, HostedTool) for tool in tools or ()):
             return None
-        first = route.targets[0]
-        if not streams_from(call, self._dispatcher.settings_of(first)):
-            return None
-        return self._times.late(first) or math.inf if hedge.after is None else hedge.after
+        return self._times.late(route.targets[0]) or math.inf if hedge.after is None else hedge.after
 
     async def try_targets(
         self, context: AttemptContext, slot: Slot | None, account: CallAccounting, client: Client, after: float
@@ -105,12 +104,13 @@ class Hedger(Struct, eq=False):
                 second = await self._begin(context, account, first)
             if second is None:
                 answering = await first
-                if len(context.log.attempts) == 1:
+                if len(context.log.attempts) == 1 and answering.target is context.route.targets[0]:
                     self._times.note(context.route.targets[0], self._clock.monotonic() - began)
                 return answering
             winner = await self._sooner(first, second)
         except BaseException:
             await _cancel(first, *([] if second is None else [second.answer]))
+            _let_go(first)  # it may have answered in the moment in which its client left
             if second is not None:
                 context.log.is_hedged = False
                 context.log.attempts[:0] = _lost(second.log.attempts)
@@ -124,16 +124,18 @@ class Hedger(Struct, eq=False):
         """Ask the next target that can be asked; ``None`` where none can, no limit has room for both, the retry budget
         is spent, or the first attempt has ended meanwhile, or was made elsewhere, the first target being away."""
         route = context.route
-        target = next((one for one in route.targets[1:] if self._dispatcher.can_ask(one)), None)
+        elsewhere = (one for one in route.targets[1:] if one.key != route.targets[0].key)  # not by another key alone
+        target = next(filter(self._dispatcher.can_ask, elsewhere), None)
         if target is None or self._dispatcher.is_away(route.targets[0]):
             return None
         both = replace(route, targets=(target, *(one for one in route.targets if one is not target)), reason="hedge")
         call = _named_apart(context.call, self._clock.new_id())
         own = None
         try:
-            own = await self._admission.admit_beside(call, context.call, both, account.prompt)
-            if first.done() or context.log.attempts:
-                self._admission.settle(own)
+            own = await self._held(first, self._admission.admit_beside(call, context.call, both, account.prompt))
+            if own is None or first.done() or context.log.attempts:
+                if own is not None:
+                    self._admission.settle(own)
                 return None
             if not context.budget.take_move(self._clock.monotonic()):
                 raise Overloaded("The retry budget is spent.")
@@ -147,6 +149,23 @@ class Hedger(Struct, eq=False):
         alone = replace(context, route=replace(route, targets=(target,)), log=AttemptLog())
         answer = asyncio.ensure_future(self._dispatcher.try_beside(alone))
         return Second(replace(alone, call=call, route=both), alone.log, own, answer)
+
+    async def _held(
+        self, first: asyncio.Task[Answering], holding: Coroutine[Any, Any, CallAccounting]
+    ) -> CallAccounting | None:
+        """Return the account that ``holding`` opens; ``None`` where the first attempt ends before there is room: no
+        first token waits for that."""
+        admitting, is_left = asyncio.create_task(holding), False
+        try:
+            await asyncio.wait((first, admitting), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            is_left = True
+        is_left = await _cancel(admitting) or is_left
+        if is_left:
+            if _has_result(admitting):
+                self._admission.settle(admitting.result())
+            raise asyncio.CancelledError
+        return None if admitting.cancelled() else admitting.result()
 
     async def _sooner(self, first: asyncio.Task[Answering], second: Second) -> asyncio.Task[Answering] | None:
         """Return the attempt that answers first, the call's own where both do; ``None`` where neither does, or where
@@ -175,8 +194,10 @@ class Hedger(Struct, eq=False):
         is_left = await _cancel(*(one for one in (first, second.answer) if one is not winner))
         log, target, beside = context.log, context.route.targets[0], second.context.route.targets[0]
         log.is_hedged = False
-        if winner is not None:
+        if first.cancelled() or first.exception() is None:
             self._times.note(target, elapsed)
+        if winner is not first:  # where the first had failed before, the call waited on for the second
+            log.waited = max(log.waited, elapsed)
         if winner is second.answer:
             lost = AttemptLog()
             lost.attempts, lost.was_left_waiting = log.attempts, log.was_left_waiting
@@ -193,7 +214,7 @@ class Hedger(Struct, eq=False):
             return winner.result()
         failure = first.exception()
         assert failure is not None
-        rest = tuple(one for one in context.route.targets if one.key not in (target.key, beside.key))
+        rest = tuple(one for one in context.route.targets if one is not target and one is not beside)
         if is_left or not rest or not isinstance(failure, UpstreamFailure) or not failure.moves_on:
             raise failure
         context = replace(context, route=replace(context.route, targets=rest))
@@ -202,8 +223,7 @@ class Hedger(Struct, eq=False):
     def _book(self, second: Second, log: AttemptLog, attempt: asyncio.Task[Answering], *, may_owe: bool) -> None:
         """Close the account of the attempt that does not answer the call: what its upstream had all of is owed."""
         is_owed = may_owe and (log.was_left_waiting or log.has_answered)
-        if not attempt.cancelled() and attempt.exception() is None:
-            attempt.result().close()
+        _let_go(attempt)
         log.attempts = [one if one.outcome != ABANDONED else replace(one, outcome=LOST) for one in log.attempts]
         status = Status.INTERRUPTED if is_owed else Status.FAILED
         self._closer.close_unanswered(replace(second.context, log=log), second.account, status)
@@ -225,7 +245,17 @@ def _lost(attempts: list[Attempt]) -> list[Attempt]:
     return [replace(one, outcome=LOST) if one.outcome in (ABANDONED, "ok") else one for one in attempts]
 
 
-async def _cancel(*attempts: asyncio.Task[Answering]) -> bool:
+def _has_result(task: asyncio.Task[Any]) -> bool:
+    return not task.cancelled() and task.exception() is None
+
+
+def _let_go(attempt: asyncio.Task[Answering]) -> None:
+    """Close the answer of an attempt that has ended, where it has one."""
+    if _has_result(attempt):
+        attempt.result().close()
+
+
+async def _cancel(*attempts: asyncio.Task[Any]) -> bool:
     """Cancel attempts and wait until they have let their upstreams go; whether this call was cancelled meanwhile."""
     running = [one for one in attempts if not one.done()]
     for one in running:
