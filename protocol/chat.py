@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from base64 import b64decode
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct, field
 
 from protocol.decoding import MAX_VALUES, has_more_values
 from protocol.errors import invalid_value
-from protocol.media.audio import is_plain
+from protocol.media.audio import plain_seconds
 from protocol.usage import Usage
 
 # What one request may hold: several times more than any model reads, and few enough to be translated in half a second.
@@ -77,20 +78,21 @@ class FilePart(Struct, frozen=True, tag="file", omit_defaults=True):
     cache_control: CacheControl | None = None
 
 
-class AudioData(Struct, frozen=True):
+class AudioData(Struct, frozen=True, dict=True):
     """What is heard: a recording that comes along in base64."""
 
     data: Annotated[str, Meta(pattern="^[A-Za-z0-9+/]+={0,2}$")]
     format: Literal["wav", "mp3"]
 
     def __post_init__(self) -> None:
-        if not is_plain(self.bytes):
-            raise ValueError("a recording is a WAV or an MP3, in base64")
+        _ = self.seconds  # looked at here alone, where long bodies are decoded: beside the event loop
 
-    @property
-    def bytes(self) -> bytes:
-        """The file."""
-        return b64decode(self.data[: len(self.data) // 4 * 4])
+    @cached_property
+    def seconds(self) -> tuple[int, int]:
+        """The most seconds that it lasts, and about how many."""
+        if (seconds := plain_seconds(b64decode(self.data[: len(self.data) // 4 * 4]))) is None:
+            raise ValueError("a recording is a WAV of samples one by one (PCM), or an MP3, in base64")
+        return seconds
 
 
 class AudioPart(Struct, frozen=True, tag="input_audio"):

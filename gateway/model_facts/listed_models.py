@@ -44,7 +44,7 @@ def longest_output(upstream_model: str) -> int | None:
 
 # Models that the gateway has no endpoint for, or that do one thing alone.
 OTHERS = re.compile(
-    r"audio|tts|transcri|whisper|realtime|(?:^|[-/])live|image|banana|omni|moderation|ocr|guard|voice|robotics|video|rerank"
+    r"(?<!gpt-)audio|tts|transcri|whisper|realtime|(?:^|[-/])live|image|banana|omni|moderation|ocr|guard|voice|robotics|video|rerank"
     r"|computer-use|speech|voxtral|orpheus|gpt-3\.5-turbo-instruct|^(?:ada|babbage|curie|davinci)"
     r"|text-(?:ada|babbage|curie|davinci)|(?:babbage|davinci)-00|^ft:|\.ft-|search|sonar|deep-research|:free$"
 )
@@ -53,7 +53,7 @@ SEES = re.compile(
     r"gpt-(?:4o|4\.1|4-turbo|4\.5|[5-9])(?!.*oss)|chatgpt-4o|(?:^|/)o(?:1(?!-(?:mini|preview))|3(?!-mini)|4)|claude|gemini"
     r"|gemma-[34]|llama-?(?:4|v?3[.p]2-(?:11|90)b)|pixtral|vision|[-.]vl|grok-(?:4|2-vision)|mistral-(?:medium|small|large)-(?:[3-9]|2[5-9])"
 )
-HEARS = re.compile(r"gemini-(?:[2-9]|1\.5)|gpt-(?:4o-)?audio")
+HEARS = re.compile(r"gemini-(?:[2-9]|1\.5)|gpt-audio")
 
 
 def is_offered(model: str) -> bool:

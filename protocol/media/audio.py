@@ -125,19 +125,21 @@ def _time(seconds: float, point: str) -> str:
     return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}{point}{ms % 1000:03}"
 
 
-def plain_seconds(file: bytes | bytearray) -> tuple[int, int]:
-    """Return the most seconds that a WAV or an MP3 lasts, and about how many it does: of WAV both are what its header
-    says. At least one."""
+def most_seconds(file: bytes | bytearray) -> tuple[int, int]:
+    """Return the most seconds that a recording lasts which is not packed, or an MP3, and about how many it does: of WAV
+    both are what its header says. At least one."""
     place, size = behind_tags(file), len(file)
     least, usual = _rates(bytes(file[place : place + BEGINNING]), is_tagged=place > 0)
     return max(1, -(-size // least)), max(1, -(-size // usual))
 
 
-def is_plain(file: bytes) -> bool:
-    """Whether a file begins as a WAV or as an MP3, behind its tags."""
-    begun = file[(place := behind_tags(file)) : place + 12]
+def plain_seconds(file: bytes) -> tuple[int, int] | None:
+    """Return the same of what begins, behind its tags, as an MP3, or as a WAV whose samples stand one by one; ``None``
+    of all else: a WAV may hold what packs silence to nothing, as FLAC and AAC do."""
+    begun = file[(place := behind_tags(file)) : place + BEGINNING]
     is_mp3 = begun[:1] == b"\xff" and begun[1:2] >= b"\xe0" and begun[1] & 0b110 == 0b010  # MPEG, layer III
-    return is_mp3 or (begun[:4] == b"RIFF" and begun[8:] == b"WAVE")
+    is_wav = begun[:4] == b"RIFF" and begun[8:12] == b"WAVE" and _wav_rate(begun)
+    return most_seconds(file) if is_mp3 or is_wav else None
 
 
 def behind_tags(file: bytes | bytearray) -> int:

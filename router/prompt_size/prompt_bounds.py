@@ -36,7 +36,7 @@ from protocol.chat import (
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Request
-from protocol.media.audio import RealtimeRequest, SpeechRequest, TranscriptionRequest, plain_seconds
+from protocol.media.audio import RealtimeRequest, SpeechRequest, TranscriptionRequest
 from protocol.media.images import ImageRequest
 from router.catalog.targets import ModelSpec
 from router.prompt_size.pdf_pages import MOST_PAGES
@@ -124,7 +124,7 @@ class PromptBound(Struct, frozen=True, dict=True):
     @cached_property
     def heard(self) -> tuple[int, int]:
         """The most tokens of the recordings on any model, and about how many they are."""
-        seconds = [plain_seconds(recording.bytes) for recording in self.recordings]
+        seconds = [recording.seconds for recording in self.recordings]
         most, likely = (sum(each) for each in zip(*seconds, strict=True)) if seconds else (0, 0)
         return most * MOST_CHAT_AUDIO_TOKENS, likely * USUAL_AUDIO_TOKENS
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.house import House
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.sounds import wav
 
 PAGE = Path(__file__).parents[2] / "docs" / "dialects.md"
 BEGIN, END = "<!-- made by tests/acceptance/test_feature_table.py -->\n", "<!-- end of the made table -->\n"
@@ -21,7 +22,8 @@ PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses"
 COLUMNS = [(dialect, *each) for dialect in PATHS for each in FORMATS.items()] + [("responses", "Responses", "native")]
 Body = dict[str, Any]
 PNG, PDF = base64.b64encode(b"\x89PNG\r\n").decode(), base64.b64encode(b"%PDF-1.4").decode()
-AUDIO: Body = {"type": "input_audio", "input_audio": {"data": "UklGRgQAAABXQVZF", "format": "wav"}}
+WAV = base64.b64encode(wav(seconds=1)).decode()
+AUDIO: Body = {"type": "input_audio", "input_audio": {"data": WAV, "format": "wav"}}
 SCHEMA: Body = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 SCHEMA["additionalProperties"] = False
 TOOL: Body = {"name": "weather", "parameters": SCHEMA}

@@ -62,7 +62,7 @@ def chats() -> Shapes[ChatRequest]:
         "parts in turns": lambda size: chat([Message("user", (TextPart("a"),) * 4), REPLY] * (size // 4)),
         "pictures": lambda size: chat([Message("user", (ImagePart(ImageUrl("data:image/png;base64,AAAA")),) * size)]),
         "PDFs": lambda size: chat([Message("user", (FilePart(PdfFile(f"{PDF}JVBERi0=")),) * size)]),
-        "recordings": lambda size: chat([Message("user", (AudioPart(AudioData("UklGRgQAAABXQVZF", "wav")),) * size)]),
+        "recordings": lambda size: chat([Message("user", (AudioPart(AudioData("//NA", "mp3")),) * size)]),
         "thoughts": lambda size: chat([Message("assistant", "a", thinking_blocks=(ThinkingBlock("a", "s"),) * size)]),
         "calls of one turn": lambda size: chat([_calling(range(size)), *_results(range(size)), USER]),
         "calls of many turns": lambda size: chat(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gateway.dialects.parts.packed_recordings import packed_seconds
-from protocol.media.audio import plain_seconds
+from protocol.media.audio import most_seconds
 
 ROUNDING = 1e-6  # seconds, of a sum of many frames
 MOST_SECONDS = 100_000_000  # three years: a head may claim what no limit and no column can hold
@@ -16,4 +16,4 @@ def seconds_of(file: bytes | bytearray) -> tuple[int, int]:
     FLAC, Ogg, AAC, MP4 and WebM what their frames add up to. At least one."""
     if (found := packed_seconds(file)) is not None:
         return (max(1, math.ceil(min(found, MOST_SECONDS) - ROUNDING)),) * 2
-    return plain_seconds(file)
+    return most_seconds(file)

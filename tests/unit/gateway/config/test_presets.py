@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from billing.core.money import to_nano
 from gateway.config.file import ConfigFaults, load_settings
 from gateway.config.offers import all_priced
 from gateway.config.presets import presets
@@ -129,7 +130,17 @@ def test_what_a_model_can_do_is_told_by_its_name(tmp_path: Path) -> None:
     assert Capability.VISION not in models["openai/o3-mini"].capabilities
     assert models["openai/text-embedding-3-small"].capabilities == {Capability.EMBEDDINGS}
     assert models["mistral/mistral-embed"].capabilities == {Capability.EMBEDDINGS}
-    assert not any("audio" in name or "realtime" in name or "image" in name for name in models)
+    assert not any("4o-audio" in name or "realtime" in name or "image" in name for name in models)
+
+
+def test_what_hears_has_a_price_for_that(tmp_path: Path) -> None:
+    """What the price library knows no rate of would be charged as words, a sixteenth of what it costs."""
+    text = 'providers: {openai: {models: ["*", gpt-4o-audio-preview]}, gemini: {models: "*"}}\n'
+    models = load(tmp_path, text).models
+    hearing = {name: model.price for name, model in models.items() if Capability.AUDIO in model.capabilities}
+
+    assert {"openai/gpt-audio", "openai/gpt-audio-mini"} == {name for name in hearing if name.startswith("openai/")}
+    assert hearing["openai/gpt-audio"].audio_input == to_nano(32) and "gemini/gemini-2.5-flash" in hearing
 
 
 def test_a_snapshot_is_named_beside_all(tmp_path: Path) -> None:
