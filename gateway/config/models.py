@@ -199,8 +199,10 @@ def _price(
     if (node := fields.node("price")) is not None:
         return _written_price(node, fields.faults, abilities, discount)
     match listed:
-        case ListedModel(has_output=has_output) if has_output or abilities <= WORDLESS:
-            return replace(listed.price, batch_discount=discount)
+        case ListedModel(price=price, has_output=has_output) if has_output or abilities <= WORDLESS:
+            if Capability.TRANSCRIPTION in abilities:  # its prompts are heard, and counted as one kind of tokens
+                price = replace(price, input=price.audio_input or price.input)
+            return replace(price, batch_discount=discount)
         case ListedModel():
             why = f"the price library has no price for answers of {upstream}; if it only embeds"
             why += " or ranks, say so in `abilities`"

@@ -143,6 +143,14 @@ def test_what_hears_has_a_price_for_that(tmp_path: Path) -> None:
     assert hearing["openai/gpt-audio"].audio_input == to_nano(32) and "gemini/gemini-2.5-flash" in hearing
 
 
+def test_what_writes_down_is_charged_what_hearing_costs(tmp_path: Path) -> None:
+    """Its upstream counts tokens of one kind: those of words cost less than half."""
+    text = "providers: {openai: {}}\nmodels: {ear: {provider: openai, upstream_model: gpt-4o-transcribe, "
+    model = load(tmp_path, text + "abilities: [transcription]}}\n").models["ear"]
+
+    assert (model.price.input, model.price.output) == (to_nano(6), to_nano(10))
+
+
 def test_a_snapshot_is_named_beside_all(tmp_path: Path) -> None:
     """The library lists models once, and knows the price of a snapshot by its name."""
     models = load(tmp_path, 'providers: {openai: {models: ["*", gpt-4o-2024-08-06]}}\n').models
