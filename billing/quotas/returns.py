@@ -48,12 +48,12 @@ class Returns:
 
     async def tell(self) -> None:
         """Tell the database of everything returned. Raises what it raises."""
-        standing = self._standing
+        standing, owner = self._standing, self._standing.owner
         while rooms := tuple(islice(self._rooms.untold, MOST_RETURNS)):
             said, sent = [room.as_told() for room in rooms], standing.acknowledged
             async with running_timeout(GIVE_UP_AFTER):
-                beat = await standing.store.give_back(standing.owner, said)
-            if beat is None:
+                beat = await standing.store.give_back(owner, said)
+            if beat is None or standing.owner != owner:  # it has ended
                 return
             standing.heard(sent, beat)
             for room, one in zip(rooms, said, strict=True):

@@ -655,6 +655,29 @@ async def test_an_answer_to_an_owner_that_was_ended_meanwhile_gives_the_next_one
     assert not leases.holding.calls and leases.acknowledged == 0
 
 
+async def test_an_acknowledgement_of_an_owner_that_was_ended_is_none_of_the_next_one(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its beats begin anew: one that counts less than was acknowledged says that the database forgot, and all owners
+    wait until each has told its leases again."""
+    leases = await house.process("a")
+    await house.hold(leases)
+    leases.return_idle()
+    give_back = leases.store.give_back
+
+    async def give_back_while_it_ends(*said: Any) -> Any:
+        beat = await give_back(*said)
+        assert beat
+        leases.owner = "b"
+        leases.forget()
+        return beat
+
+    monkeypatch.setattr(leases.store, "give_back", give_back_while_it_ends)
+    await leases.returns.tell()
+
+    assert leases.acknowledged == 0
+
+
 async def test_a_mistake_of_the_program_is_not_taken_for_a_database_that_is_away(house: House) -> None:
     """An ask whose callers have left may fail by one: the loop tells of it."""
     leases = await house.process("a")
