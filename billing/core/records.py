@@ -43,6 +43,8 @@ CACHED = "cached"  # the outcome of the one attempt of a call that the cache ans
 
 
 OWN_KEY = "team"
+HEDGE = "hedge"  # the route reason of a second attempt beside a first that was slow: a row beside its call's
+HEDGE_LOST = "hedge_lost"  # the outcome, in the row of its call, of what has a row of its own
 
 
 class Prefill(Struct, frozen=True):

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from billing.core.records import Attempt, Status
+from billing.core.records import HEDGE, HEDGE_LOST, Attempt, Status
 from gateway.calls.accounting import CallAccounting
 from gateway.calls.answering import Answering
 from gateway.calls.call import Call, record_for
@@ -32,8 +32,7 @@ from protocol.errors import Overloaded, ServiceError
 from protocol.serving.leaving import Client
 from router.catalog.targets import Target, Tier
 
-ABANDONED = "abandoned"  # the outcome of a cancelled attempt,
-LOST = "hedge_lost"  # and where the other one began to answer before it
+ABANDONED = "abandoned"  # the outcome of a cancelled attempt
 SEEN, FEWEST = 100, 20  # first tokens that a target's 95th percentile is told by, and the least for that
 LATE = 0.95
 
@@ -128,7 +127,7 @@ class Hedger(Struct, eq=False):
         target = next(filter(self._dispatcher.can_ask, elsewhere), None)
         if target is None or self._dispatcher.is_away(route.targets[0]):
             return None
-        both = replace(route, targets=(target, *(one for one in route.targets if one is not target)), reason="hedge")
+        both = replace(route, targets=(target, *(one for one in route.targets if one is not target)), reason=HEDGE)
         call = _named_apart(context.call, self._clock.new_id())
         own = None
         try:
@@ -224,7 +223,7 @@ class Hedger(Struct, eq=False):
         """Close the account of the attempt that does not answer the call: what its upstream had all of is owed."""
         is_owed = may_owe and (log.was_left_waiting or log.has_answered)
         _let_go(attempt)
-        log.attempts = [one if one.outcome != ABANDONED else replace(one, outcome=LOST) for one in log.attempts]
+        log.attempts = [one if one.outcome != ABANDONED else replace(one, outcome=HEDGE_LOST) for one in log.attempts]
         status = Status.INTERRUPTED if is_owed else Status.FAILED
         self._closer.close_unanswered(replace(second.context, log=log), second.account, status)
 
@@ -241,8 +240,8 @@ def _named_apart(call: Call, request_id: str) -> Call:
 
 
 def _lost(attempts: list[Attempt]) -> list[Attempt]:
-    """Return attempts of a call beside the one that answered it."""
-    return [replace(one, outcome=LOST) if one.outcome in (ABANDONED, "ok") else one for one in attempts]
+    """Return attempts as their call's row has them: they have one of their own, which tells how they ended."""
+    return [replace(one, outcome=HEDGE_LOST) for one in attempts]
 
 
 def _has_result(task: asyncio.Task[Any]) -> bool:

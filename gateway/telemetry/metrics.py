@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from billing.core.records import UsageRecord
+from billing.core.records import HEDGE, HEDGE_LOST, UsageRecord
 from gateway.calls.call import Call
 from gateway.calls.hooks import ReplyHook
 from gateway.core.principals import Caller
@@ -183,6 +183,8 @@ class Metrics(ReplyHook):
         if record.saved_nanousd:
             counter_of(self.cache_saved, team, model).inc(record.saved_nanousd)
         for attempt in record.attempts:
+            if attempt.outcome == HEDGE_LOST and record.route_reason != HEDGE:
+                continue  # counted with the row that it has of its own
             counter_of(self.attempts, attempt.target, attempt.outcome).inc()
         if record.first_token_ms is not None:
             histogram_of(self.first_token, model).observe(record.first_token_ms / 1000)

@@ -13,7 +13,7 @@ from tests.support.clock import SetClock
 from tests.support.factories import make_record
 
 HERE = "openai/here/http://a/v1/gpt"
-NOTHING = [Attempt(HERE, "abandoned", 1.0), Attempt(HERE, "cached", 0.0), Attempt(HERE, "team_limit", 0.0)]
+NOTHING = [Attempt(HERE, why, 1.0) for why in ("hedge_lost", "abandoned", "cached", "team_limit")]
 
 
 @pytest.mark.parametrize("first", [*NOTHING, Attempt(HERE, "status_401", 1.0, OWN_KEY)], ids=lambda one: one.outcome)
@@ -28,6 +28,7 @@ async def test_what_a_caller_or_its_team_brings_about_speaks_against_no_canary(
         make_record(uuid7(int(now * 1000), number), attempts=attempts, route_reason="canary", created_at=now)
         for number, attempts in enumerate(tried)
     ]
+    rows.append(make_record(uuid7(int(now * 1000), 9), attempts=(failed,), route_reason="hedge", created_at=now))
     async with database.begin() as connection:
         await insert_records(connection, rows, today=clock.today())
         base, canary = await calls_of(connection, "auto", now - 60)

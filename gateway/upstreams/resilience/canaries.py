@@ -137,8 +137,8 @@ def _turn_of(name: str, canary: Canary) -> str:
     return f"canary {name} {blake2s(msgspec.json.encode(canary), digest_size=8).hexdigest()}"
 
 
-# A first attempt that its client left, that the cache answered, that a limit of its team kept from being made, or that
-# went with a team's own key tells nothing of a model.
+# A first attempt that its client left, that the cache answered, that a limit of its team kept from being made, that had
+# or was a hedge, or that went with a team's own key tells nothing of a model.
 CALLS = text("""
     SELECT route_reason = 'canary' AS is_canary,
            count(*) AS calls,
@@ -150,7 +150,8 @@ CALLS = text("""
                 AS double precision) AS cost_nanousd
     FROM usage_records
     WHERE day >= :day AND request_id >= :since AND model_asked = :name
-      AND attempts -> 0 ->> 'outcome' NOT IN ('abandoned', 'cached', 'team_limit')
+      AND attempts -> 0 ->> 'outcome' NOT IN ('abandoned', 'cached', 'team_limit', 'hedge_lost')
+      AND route_reason <> 'hedge'
       AND attempts -> 0 ->> 'key' IS NULL
     GROUP BY 1
 """)

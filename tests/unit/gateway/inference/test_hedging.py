@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from billing.core.holds import Hold, HoldRequest
+from billing.core.records import HEDGE, HEDGE_LOST, Attempt
 from gateway.calls.call import Call
 from gateway.core.principals import Caller, Team
 from gateway.core.settings import HedgeSettings
@@ -23,6 +24,7 @@ from protocol.serving.leaving import Client
 from router import RoutingOptions
 from router.catalog.targets import Endpoint, Route, Target, TeamKeys
 from tests.support.clock import SetClock
+from tests.support.factories import make_record
 from tests.support.house import model
 
 HERE = Endpoint("local", "http://upstream")
@@ -272,6 +274,22 @@ async def test_where_both_fail_the_rest_of_the_route_is_asked(targets: tuple[Tar
     assert answering.target is targets[2] and parts.asked == [(WIDE,), (targets[2],)]
     assert [status for _, status, _ in parts.booked] == ["failed"] and parts.log.waited >= 2.0
     assert parts.hedger._times._seen == {}  # a failure is no first token
+
+
+def test_an_attempt_is_counted_once() -> None:
+    """What has a row of its own is told in its call's, too."""
+    metrics, ok = Metrics(), Attempt("a", "ok", 1.0)
+    metrics.close(make_record("1", attempts=(Attempt("b", HEDGE_LOST, 1.0), ok)))
+    metrics.close(make_record("2", attempts=(Attempt("b", "timeout", 1.0),), route_reason=HEDGE))
+    metrics.close(make_record("3", attempts=(Attempt("c", HEDGE_LOST, 1.0), ok)))
+    metrics.close(make_record("4", attempts=(Attempt("c", HEDGE_LOST, 1.0),), route_reason=HEDGE))
+    found = [line.partition("{")[2] for line in metrics.render().decode().splitlines() if "attempts_total{" in line]
+
+    assert sorted(found) == [
+        'outcome="hedge_lost",target="c"} 1.0',
+        'outcome="ok",target="a"} 2.0',
+        'outcome="timeout",target="b"} 1.0',
+    ]
 
 
 async def test_an_endpoint_is_not_hedged_with_itself() -> None:
