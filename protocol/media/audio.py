@@ -143,9 +143,10 @@ def plain_seconds(file: bytes) -> tuple[int, int] | None:
 
 
 def behind_tags(file: bytes | bytearray) -> int:
-    """Return where a recording begins behind its ID3 tags, which may stand before any kind."""
+    """Return where a recording begins behind its ID3 tags, which may stand before any kind. A length has seven bits in
+    each byte: decoders differ on one with more."""
     place = 0
-    while file.startswith(b"ID3", place) and len(head := file[place : place + 10]) == 10:
+    while file.startswith(b"ID3", place) and len(head := file[place : place + 10]) == 10 and max(head[6:]) < 0x80:
         size = head[6] << 21 | head[7] << 14 | head[8] << 7 | head[9]
         place += 10 + size + (10 if head[5] & 0x10 else 0)
     return place

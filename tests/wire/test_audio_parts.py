@@ -98,6 +98,7 @@ WRONG = (
     "fLaC",
     "OggS",
     "ID3\x03\0\0\0\0\0\x01.fLaC",
+    "ID3\x03\0\0\0\0\0\x80fLaC" + "." * 124 + "\xff\xfb",  # FLAC to who reads seven bits, MP3 to who reads eight
     "\xff\xf1\x50",
 )
 
