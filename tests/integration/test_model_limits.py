@@ -118,8 +118,12 @@ async def house(database: Database) -> House:
     return await House(database).begin()
 
 
-async def test_processes_that_draw_at_once_pass_no_limit_of_a_model(house: House) -> None:
+async def test_processes_that_draw_at_once_pass_no_limit_of_a_model(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of forty calls from two processes a limit for ten lets ten through; those to another model all go."""
+    for bound in ("draws.ASK_WITHIN", "draws.GIVE_UP_AFTER", "callers.ROOM_IS_THERE", "callers.WAIT_FOR_ROOM"):
+        monkeypatch.setattr(f"billing.quotas.{bound}", 60.0)  # else load refuses what has room
     await house.limit(usd_per_day=Decimal("0.01"), usd_per_month=Decimal(1))
     processes = [await house.process(name) for name in ("host:1", "host:2")]
     requests = [(leases, house.ask()) for leases in processes for _ in range(20)]

@@ -109,9 +109,13 @@ async def deployment(database: Database) -> Deployment:
     return Deployment(database)
 
 
-async def test_processes_that_draw_at_once_pass_no_limit_of_an_end_user_or_a_tag(deployment: Deployment) -> None:
+async def test_processes_that_draw_at_once_pass_no_limit_of_an_end_user_or_a_tag(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two processes let ten calls of each end user through, twenty of the one with its own limit, and of the tag as
     many as it may; others all go. No name stands in a scope, and the audit agrees."""
+    for bound in ("draws.ASK_WITHIN", "draws.GIVE_UP_AFTER", "callers.ROOM_IS_THERE", "callers.WAIT_FOR_ROOM"):
+        monkeypatch.setattr(f"billing.quotas.{bound}", 60.0)  # else load refuses what has room
     await deployment.limit(
         user_limits={"*": OF_A_CENT, "ann@example.com": ModelLimitsInput(usd_per_day=Decimal("0.02"))},
         tag_limits={"agent=research": ModelLimitsInput(usd_per_month=Decimal("0.015"))},

@@ -101,12 +101,12 @@ def test_without_include_usage_no_chunk_speaks_of_it(engine: FakeEngine, http: h
 
 def test_the_gateways_headers_and_fields_reach_the_engine(engine: FakeEngine, http: httpx.Client) -> None:
     """Tenant, weight, tier, deadline and what is resumed travel in the command."""
-    headers = {"x-tenant": "team_a", "x-weight": "3", "x-tier": "batch", "x-deadline-ms": "900"}
+    headers = {"x-tenant": "team_a", "x-weight": "3", "x-tier": "batch", "x-deadline-ms": "900000"}
     resumed = {"resume_token_ids": token_ids("Oh: "), "resume_text_chars": 2, "seed": 5, "max_tokens": 40}
     body = http.post("/v1/chat/completions", json={**CHAT, **resumed}, headers=headers).json()
     (command,) = [command for command in engine.process.commands if isinstance(command, Generate)]
 
-    assert (command.tenant, command.weight, command.tier, command.deadline_ms) == ("team_a", 3.0, "batch", 900)
+    assert (command.tenant, command.weight, command.tier, command.deadline_ms) == ("team_a", 3.0, "batch", 900_000)
     assert (command.resume_token_ids, command.sampling.seed) == (tuple(token_ids("Oh: ")), 5)
     assert body["choices"][0]["message"]["content"] == ": Hello"
     assert body["usage"]["completion_tokens"] == 4 + 6
