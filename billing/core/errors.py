@@ -66,13 +66,16 @@ def _refusal_error(refused: RefusedHold, fits: int | None) -> ServiceError:
     do_not_retry = {"x-should-retry": "false"}
     if refused.cap == 0 and refused.alone_exceeds:
         return QuotaExhausted(f"{limit} lets nothing through. An administrator can raise it.", headers=do_not_retry)
-    if refused.alone_exceeds:
+    is_budget = refused.limit in (*DOLLAR_LIMITS, LimitName.TOKENS_PER_DAY)
+    # A budget that a part is spent of and that no max_tokens fits into is spent, whatever the call asks for.
+    is_spent = is_budget and refused.used > 0 and fits is not None and fits < 1
+    if refused.alone_exceeds and not is_spent:
         return ExceedsLimit(
             f"{limit} is smaller than this request alone, which may use {wanted}. {_what_fits(fits)}",
-            param="input" if fits is None else "max_tokens",
+            param="input" if fits is None else "max_tokens" if fits > 0 else None,
             headers=do_not_retry,
         )
-    if refused.is_settled and refused.limit in (*DOLLAR_LIMITS, LimitName.TOKENS_PER_DAY):
+    if is_budget and (refused.is_settled or refused.alone_exceeds):
         return QuotaExhausted(
             f"{limit} has no room for {wanted}: {_amount(refused, refused.used)} are used. {_what_fits(fits)} "
             f"The limit opens again {_opens(refused.limit)}; an administrator can raise it.",
@@ -122,7 +125,7 @@ def _what_fits(fits: int | None) -> str:
     if fits is None:
         return "Shorten the input."
     if fits < 1:
-        return "What is left does not cover the prompt, whatever max_tokens says. Shorten it."
+        return "What is left does not cover the prompt at the most tokens that it can have, whatever max_tokens says."
     return f"With max_tokens of {fits:,} or less there is room now; a shorter prompt leaves more."
 
 

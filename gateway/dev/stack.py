@@ -188,6 +188,7 @@ class Stack:
         command: list[str | Path] = [sys.executable, "-m", "gpu_backend", "--model", CHECKPOINT]
         # Steps of so small a model need no measuring, which would take longer than all else of its start.
         command += ["--served-model-name", DEMO_MODEL, "--port", str(port), "--device", "cpu", "--step-cost", "off"]
+        command += ["--num-threads", "1"]  # two gain it nothing, and wait for each other where a core is busy
         engine, secret = StackClient(port), self.known.engine_secret
         # Anything on this machine that has the secret may drain it, and then it answers nothing for ever.
         self._start_child(

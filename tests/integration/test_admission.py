@@ -219,7 +219,7 @@ async def test_a_prompt_that_is_too_large_alone_is_to_be_shortened(parts: Parts)
     chatting = await _refused(parts, chat(max_tokens=5), limits)
     embedding = await _refused(parts, EmbeddingRequest(model="small", input="word " * PROMPT), limits)
 
-    assert "does not cover the prompt" in chatting.message
+    assert "does not cover the prompt" in chatting.message and chatting.param is None
     assert (embedding.param, "max_tokens" in embedding.message) == ("input", False)
 
 

@@ -74,6 +74,14 @@ def test_a_request_too_large_for_the_limit_names_max_tokens() -> None:
     assert error.headers == {"x-should-retry": "false"}
 
 
+def test_a_budget_whose_rest_fits_no_prompt_is_spent_whatever_is_asked_for() -> None:
+    """A client that looks for a spent budget finds it with and without max_tokens, and reads when it opens again."""
+    error = refusal_error(refused(wanted=2_000_000_000, alone_exceeds=True, retry_after=None), fits=-3)
+
+    assert (error.code, error.param) == ("insufficient_quota", None)
+    assert "opens again at 00:00 UTC" in error.message and "smaller than this request" not in error.message
+
+
 @pytest.mark.parametrize("limit", [name for name in LimitName if name is not LimitName.SCOPES_PER_DAY])
 def test_a_limit_of_nothing_is_no_matter_of_max_tokens(limit: LimitName) -> None:
     """However little is asked for, nothing fits: that is a quota without room, and no advice to ask for less."""
