@@ -81,7 +81,7 @@ class FilePart(Struct, frozen=True, tag="file", omit_defaults=True):
 class AudioData(Struct, frozen=True, dict=True):
     """What is heard: a recording that comes along in base64."""
 
-    data: Annotated[str, Meta(pattern="^[A-Za-z0-9+/]+={0,2}$")]
+    data: Annotated[str, Meta(pattern="^[A-Za-z0-9+/]*={0,2}$")]
     format: Literal["wav", "mp3"]
 
     def __post_init__(self) -> None:
@@ -90,8 +90,10 @@ class AudioData(Struct, frozen=True, dict=True):
     @cached_property
     def seconds(self) -> tuple[int, int]:
         """The most seconds that it lasts, and about how many."""
-        if (seconds := plain_seconds(b64decode(self.data[: len(self.data) // 4 * 4]))) is None:
-            raise ValueError("a recording is a WAV of samples one by one (PCM), or an MP3, in base64")
+        if (seconds := plain_seconds(b64decode(self.data[: len(self.data) // 4 * 4]), self.format)) is None:
+            raise ValueError(
+                f"no {self.format.upper()} in base64 is in 'data': a WAV of samples one by one (PCM), or an MP3"
+            )
         return seconds
 
 

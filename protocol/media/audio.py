@@ -133,13 +133,15 @@ def most_seconds(file: bytes | bytearray) -> tuple[int, int]:
     return max(1, -(-size // least)), max(1, -(-size // usual))
 
 
-def plain_seconds(file: bytes) -> tuple[int, int] | None:
+def plain_seconds(file: bytes, form: Literal["wav", "mp3"]) -> tuple[int, int] | None:
     """Return the same of what begins, behind its tags, as an MP3, or as a WAV whose samples stand one by one; ``None``
     of all else: a WAV may hold what packs silence to nothing, as FLAC and AAC do."""
     begun = file[(place := behind_tags(file)) : place + BEGINNING]
-    is_mp3 = begun[:1] == b"\xff" and begun[1:2] >= b"\xe0" and begun[1] & 0b110 == 0b010  # MPEG, layer III
-    is_wav = begun[:4] == b"RIFF" and begun[8:12] == b"WAVE" and _wav_rate(begun)
-    return most_seconds(file) if is_mp3 or is_wav else None
+    if form == "mp3":
+        is_plain = begun[:1] == b"\xff" and begun[1:2] >= b"\xe0" and begun[1] & 0b110 == 0b010  # MPEG, layer III
+    else:
+        is_plain = begun[:4] == b"RIFF" and begun[8:12] == b"WAVE" and bool(_wav_rate(begun))
+    return most_seconds(file) if is_plain else None
 
 
 def behind_tags(file: bytes | bytearray) -> int:

@@ -85,8 +85,12 @@ def test_a_recording_stands_in_a_turn_of_the_users(role: str, data: str, param: 
 
 @pytest.mark.parametrize("head", [WAV, "ID3\x03\0\0\0\0\0\x01." + WAV, "ID3\x03\0\0\0\0\0\x01.\xff\xfb", "\xff\xf3"])
 def test_a_wav_and_an_mp3_are_recordings(head: str) -> None:
-    """Tags before it are passed over."""
-    assert chat({"type": "input_audio", "input_audio": {"data": in_base64(head), "format": "mp3"}})
+    """Tags before it are passed over; what is called the other is told so, before an upstream is asked."""
+    form, other = ("wav", "mp3") if "RIFF" in head else ("mp3", "wav")
+
+    assert chat({"type": "input_audio", "input_audio": {"data": in_base64(head), "format": form}})
+    with pytest.raises(msgspec.ValidationError, match=f"no {other.upper()} in base64 is in 'data'"):
+        chat({"type": "input_audio", "input_audio": {"data": in_base64(head), "format": other}})
 
 
 FLAC_WITHIN = WAV[:20] + "\xac\xf1" + WAV[22:]  # the number of FLAC where that of PCM stood
@@ -104,11 +108,12 @@ WRONG = (
 
 
 @pytest.mark.parametrize("data", ["not base64", "AAA=AAA=", f"data:audio/wav;base64,{DATA}", *map(in_base64, WRONG)])
-def test_what_is_neither_is_no_recording(data: str) -> None:
+@pytest.mark.parametrize("form", ["wav", "mp3"])
+def test_what_is_neither_is_no_recording(data: str, form: str) -> None:
     """What packs silence to nothing, as AAC, FLAC and Ogg do, could last longer than it is held for; no policy
     reads it."""
     with pytest.raises(msgspec.ValidationError):
-        chat({"type": "input_audio", "input_audio": {"data": data, "format": "wav"}})
+        chat({"type": "input_audio", "input_audio": {"data": data, "format": form}})
 
 
 def test_a_recording_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,13 +99,15 @@ def test_forgotten_blocks_are_never_found() -> None:
     assert again is not None and again.num_cached == 0
 
 
-@settings(max_examples=75, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2**16)), max_size=80), st.integers(1, 12))
-def test_books_balance_after_every_move(moves: list[tuple[int, int]], num_blocks: int) -> None:
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 12))
+def test_books_balance_after_every_move(seed: int, num_blocks: int) -> None:
     """Whatever is allocated, published, forgotten and released, every block stays in exactly one state."""
     blocks = BlockManager(num_blocks, BLOCK)
     held: list[tuple[list[int], list[bytes]]] = []
-    for kind, choice in moves:
+    dice = Random(seed)  # lists that are drawn move by move have six of them on average: nothing is found in so few
+    for _ in range(80):
+        kind, choice = dice.choice((0, 0, 1, 2, 2, 3, 4)), dice.randrange(2**16)
         table, hashes = held[choice % len(held)] if held else ([], [])
         if kind == 0:
             wanted = hashes_of([choice % 3] * (choice % 5) * BLOCK)
