@@ -66,7 +66,7 @@ from protocol.decoding import MAX_VALUES, decode_with_unread, has_more_values
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.errors import ServiceError
 from protocol.events import Delta
-from protocol.media.audio import SpeechRequest, TranscriptionRequest
+from protocol.media.audio import SpeechRequest, TranscriptionRequest, plain_seconds
 from protocol.media.images import ImageRequest
 from protocol.messages import MessagesRequest
 from protocol.messages_to_chat import to_chat
@@ -116,6 +116,7 @@ RAISING = (
 # What needs more than the text, the body or the request itself, with what is given beside it.
 ARRANGED: dict[str, Callable[[Any], object]] = {
     "protocol.decoding.has_more_values": lambda body: has_more_values(body, len(body) // 4),
+    "protocol.media.audio.plain_seconds": lambda file: [plain_seconds(file, "wav"), plain_seconds(file, "mp3")],
     "protocol.serving.announcements.read_signed": lambda value: read_signed(value, ("one", "other")),
     "protocol.responses.item_id": lambda text: item_id("item", "0", 0, text),
     "protocol.serving.prompt_marks.marks_of": lambda body: marks_of(body, "team"),
