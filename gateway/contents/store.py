@@ -94,13 +94,11 @@ async def read_contents(
     team_id: str | None = None,
 ) -> dict[str, Any]:
     """Return contents as ``ContentStore.read`` does; they may be told once this transaction is committed."""
-    key = uuid_of(request_id)
-    values = {"request_id": key, "team_id": team_id, "now": now, "retention": retention}
-    row = None if key is None else (await connection.execute(FIND, values)).one_or_none()
-    if key is None:
+    if (key := uuid_of(request_id)) is None:
         words = f"'{request_id[:100]}' is no id of a call: that is the x-request-id of an answer."
         raise NotFound(words, param="request_id", code="call_not_found")
-    if row is None:
+    values = {"request_id": key, "team_id": team_id, "now": now, "retention": retention}
+    if (row := (await connection.execute(FIND, values)).one_or_none()) is None:
         words = f"No contents of a call '{request_id[:100]}' are kept. A team's are from when an admin says so on, for"
         raise NotFound(f"{words} as many days (docs/calls.md).", param="request_id", code="contents_not_found")
     which = str(row.request_id)
