@@ -124,8 +124,14 @@ def settings_to_check(file: Section) -> dict[str, Any]:
 
 
 def with_keys(env: Mapping[str, str]) -> list[str]:
-    """Return the providers of the catalogue whose keys stand in the usual environment variables."""
-    return [name for name, preset in presets().items() if any(env.get(variable) for variable in preset.keys)]
+    """Return the providers of the catalogue whose keys stand in the usual environment variables, and whose models have
+    prices."""
+    found = [name for name, preset in presets().items() if any(map(env.get, preset.keys))]
+    if not found:
+        return []
+    from gateway.model_facts.price_library import knows_provider  # a quarter of a second
+
+    return [name for name in found if knows_provider(presets()[name].base_url)]
 
 
 def joined(stack: Mapping[str, Any], file: Section | None, data_dir: Path) -> Section:

@@ -24,6 +24,8 @@ ELSEWHERE = {
     "fireworks-ai": "fireworks",
     "ollama_chat": "ollama",
     "hosted_vllm": "vllm",
+    "cohere_chat": "cohere",
+    "nvidia_nim": "nvidia",
     "google": "gemini",
     "x-ai": "xai",
     "mistral-ai": "mistral",

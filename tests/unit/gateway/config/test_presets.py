@@ -12,6 +12,7 @@ from gateway.config.file import ConfigFaults, load_settings
 from gateway.config.offers import all_priced
 from gateway.config.presets import presets
 from gateway.core.settings import DIRECT, Settings
+from gateway.model_facts.price_library import knows_provider
 from router.catalog.targets import Capability, Endpoint
 
 HEAD = """\
@@ -109,17 +110,17 @@ def test_a_row_that_has_the_responses_api_is_asked_there(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", presets())
 def test_every_row_offers_models_of_which_all_can_be_read(tmp_path: Path, name: str) -> None:
     """Each model of the price library under its own name, at a price; those without one are left out, and told."""
-    local = name in ("ollama", "vllm")
-    more = "" if local else ', models: "*"'
+    unpriced_row = not knows_provider(presets()[name].base_url)
+    more = "" if unpriced_row else ', models: "*"'
     text = f"providers: {{{name}: {{optional: false{more}}}}}\n"
-    if local:
+    if unpriced_row:
         text += f"models: {{own: {{provider: {name}, price: {{input: 0, output: 0}}}}}}\n"
     settings = load(tmp_path, text)
     priced, unpriced = all_priced(settings.providers[name])
 
-    assert len(settings.models) == (1 if local else len(priced)) > 0
+    assert len(settings.models) == (1 if unpriced_row else len(priced)) > 0
     assert not {*priced} & {*unpriced}
-    assert local or all(model.price.input > 0 for model in settings.models.values())
+    assert unpriced_row or all(model.price.input > 0 for model in settings.models.values())
 
 
 def test_what_a_model_can_do_is_told_by_its_name(tmp_path: Path) -> None:

@@ -62,6 +62,13 @@ def test_providers_whose_keys_are_set_are_offered(checkpoint: Path, tmp_path: Pa
     assert list(without.models) == ["tollgate-demo"]
 
 
+def test_a_provider_without_known_prices_is_not_offered(checkpoint: Path) -> None:
+    """Its key may be set for something else, as Hugging Face's is: the stack starts without it."""
+    env = {"HF_TOKEN": "hf-one", "CEREBRAS_API_KEY": "csk-one"}
+
+    assert [*stack_config(checkpoint, "http://h:1", {}, KNOWN, None, env)["providers"]] == ["own", "cerebras"]
+
+
 def test_a_greeting_names_few_models(tmp_path: Path) -> None:
     """Ours, and of a provider with hundreds how many."""
     models = ["tollgate-demo", "auto", *(f"openai/m{number}" for number in range(80)), "groq/x"]
