@@ -129,6 +129,7 @@ def _read_at_one(
         max_output=max_output,
         default_output=default_output,
         capabilities=frozenset(map(Capability, abilities)),
+        follows_engine=own and not fields.has("abilities"),
         tiers=frozenset(map(Tier, tiers)),
         parallel_n=provider is not None and provider.parallel_n,
         weight=fields.get("weight", number(0, 1000, above=True), 1.0),

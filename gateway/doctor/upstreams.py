@@ -166,7 +166,7 @@ def finding_of_engine(part: str, place: str, load: EngineLoad, asked: Sequence[M
     if sends and load.input_modalities and "image" not in load.input_modalities:
         words = f"{place} reads no pictures, and {', '.join(sorted(sends))} has vision among its abilities"
         return fault(part, words, "leave vision out; else see docs/operations/engine.md, Pictures: the model, Pillow")
-    if asked and "image" in load.input_modalities and not sends:
+    if asked and "image" in load.input_modalities and not sends and not any(one.follows_engine for one in asked):
         remedy = "add vision to the abilities of its model, or start it with --max-images 0"
         return warning(part, f"{place} reads pictures, and no model of the catalogue sends it any", remedy)
     return ok(part, f"{place} serves {told}: {load.running} run, {load.queue_depth} wait")

@@ -2,16 +2,18 @@
 # how many they run at the most. The aim is a short queue inside the engine, enough that it never runs dry; calls
 # beyond that wait here, where every replica can still take them. (Like TCP Vegas: Brakmo and Peterson, IEEE JSAC
 # 13(8), 1995, section 4; but there the queue must be guessed, and here it is reported.) An engine that was started
-# again says so as well: its breakers let probes through at once.
+# again says so as well: its breakers let probes through at once; and what each can do is learned on the way.
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 
 from gateway.core.clock import Clock
 from gateway.fleet.instances import Replica, ask_load, replicas_of
 from gateway.fleet.kv_events import KvEvents
+from gateway.fleet.told_abilities import ToldAbilities
 from gateway.inference.edition import Edition
 from gateway.inference.limiter import TargetLimiter
 from gateway.overload.slots import SlotPool
@@ -55,7 +57,7 @@ def _queue_wanted(report: EngineLoad) -> int:
 
 
 class EngineWatch:
-    """Looks at every self-hosted endpoint whose slots no setting says, and resizes it, until cancelled."""
+    """Looks at every self-hosted endpoint, and resizes those whose slots no setting says, until cancelled."""
 
     def __init__(
         self,
@@ -65,13 +67,16 @@ class EngineWatch:
         client: UpstreamClient,
         clock: Clock,
         kv_events: KvEvents,
+        told: ToldAbilities,
+        renew: Callable[[], None],
     ) -> None:
+        """``renew``: makes the next edition, where engines tell ``told`` of other abilities than before."""
         self._limiter = limiter
         self._breakers = breakers
         self._client = client
-        self._kv_events = kv_events
+        self._kv_events, self._told, self._renew = kv_events, told, renew
         self._clock = clock
-        self._looked: dict[SlotPool, float] = {}  # monotonic seconds
+        self._looked: dict[str, float] = {}  # monotonic seconds, by address
         self._serving: dict[str, str] = {}  # the instance that took calls last, by address
         self.follow(edition)
 
@@ -80,11 +85,13 @@ class EngineWatch:
         self._providers, fleet = edition.providers, edition.settings.fleet
         self._networks = fleet.networks if fleet is not None else ()
         rooms, replicas = self._limiter.engines, replicas_of(edition.settings.providers.values())
-        self._watched = [(one, rooms[one.endpoint.base_url]) for one in replicas if one.endpoint.base_url in rooms]
-        self._looked = {room: self._looked[room] for _, room in self._watched if room in self._looked}
+        self._watched = [(one, rooms.get(one.endpoint.base_url)) for one in replicas]
         watched = {one.endpoint.base_url for one, _ in self._watched}
+        self._looked = {where: at for where, at in self._looked.items() if where in watched}
         self._serving = {where: instance for where, instance in self._serving.items() if where in watched}
-        self._kv_events.keep({one.endpoint.base_url for one, _ in self._watched if len(one.provider.endpoints) > 1})
+        self._kv_events.keep(
+            {one.endpoint.base_url for one, room in self._watched if room and len(one.provider.endpoints) > 1}
+        )
 
     async def run(self) -> None:
         """Look every second where there are calls, or a breaker is open."""
@@ -95,33 +102,36 @@ class EngineWatch:
     async def look_once(self) -> None:
         """Look at every engine that is due."""
         now = self._clock.monotonic()
-        due = [
-            (replica, room)
-            for replica, room in self._watched
-            if self._is_busy(replica, room) or now - self._looked.get(room, -math.inf) >= IDLE_EVERY
-        ]
-        self._looked.update((room, now) for _, room in due)
-        await asyncio.gather(*(self._look_at(replica, room) for replica, room in due))
+        due = [each for each in self._watched if self._is_due(*each, now)]
+        self._looked.update((replica.endpoint.base_url, now) for replica, _ in due)
+        if any(await asyncio.gather(*(self._look_at(replica, room) for replica, room in due))):
+            self._renew()
 
-    def _is_busy(self, replica: Replica, room: SlotPool) -> bool:
-        is_called = bool(room.held) or room.has_waiting or room.is_full
-        return is_called or self._breakers.has_open_at(replica.endpoint.base_url)
+    def _is_due(self, replica: Replica, room: SlotPool | None, now: float) -> bool:
+        where = replica.endpoint.base_url
+        is_called = room is not None and (bool(room.held) or room.has_waiting or room.is_full)
+        is_idle = not is_called and not self._breakers.has_open_at(where)
+        return not is_idle or now - self._looked.get(where, -math.inf) >= IDLE_EVERY
 
-    async def _look_at(self, replica: Replica, room: SlotPool) -> None:
+    async def _look_at(self, replica: Replica, room: SlotPool | None) -> bool:
+        """Take what an engine says, and return whether it can do something else than before."""
         where = replica.endpoint.base_url
         try:
             report = await ask_load(self._client, self._providers, replica)
         except UpstreamFailure:
-            self._limiter.resize(room, None, is_full=False)  # its breakers decide whether it is called
-            self._kv_events.lose(where)
-        else:
+            if room is not None:
+                self._limiter.resize(room, None, is_full=False)  # its breakers decide whether it is called
+                self._kv_events.lose(where)
+            return False
+        if room is not None:
             slots = slots_from(report, len(room.held), room.limit)
             self._limiter.resize(room, slots, is_full=is_full(report), capacity=report.max_running)
             room.takes_blocks, room.adapters = report.kv_transfer, frozenset(report.adapters)
             if len(replica.provider.endpoints) > 1:
                 self._kv_events.note(where, report.instance_id, report.kv_events, self._networks)
-            if report.status not in TAKES_NONE:
-                self._note_instance(where, report.instance_id)
+        if report.status not in TAKES_NONE:
+            self._note_instance(where, report.instance_id)
+        return self._told.hear(where, report.abilities)
 
     def _note_instance(self, where: str, instance: str) -> None:
         """What failed at an engine's last process tells nothing of the one that serves there now."""

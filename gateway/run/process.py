@@ -34,6 +34,7 @@ from gateway.fleet.discovery import Discovery
 from gateway.fleet.engines import EngineWatch
 from gateway.fleet.instances import InstanceWatcher
 from gateway.fleet.kv_events import KvEvents
+from gateway.fleet.told_abilities import ToldAbilities
 from gateway.idempotency.store import IdempotencyStore
 from gateway.inference.admission import Admission
 from gateway.inference.answer import Inference, Replies
@@ -149,11 +150,21 @@ class _Process:
         self.realtime = Realtime(self.client, self.breakers, self.moderator, clock)
         self._make_watchers(catalog)
         self.discovery = Discovery(self.redis, clock, settings.data_dir / "fleet.json", self.version_shares)
-        self.editions = Editions(self.edition_of(settings, providers), self.edition_of, self.discovery.join)
+        told = ToldAbilities()
+        self.editions = Editions(
+            self.edition_of(settings, providers), self.edition_of, lambda said: told.join(self.discovery.join(said))
+        )
         self.editions.follow(self.follow)
         self.watcher = InstanceWatcher(self.editions.current, self.client, self.database, self.redis, clock)
         self.engines = EngineWatch(
-            self.editions.current, self.limiter, self.breakers, self.client, clock, self.kv_events
+            self.editions.current,
+            self.limiter,
+            self.breakers,
+            self.client,
+            clock,
+            self.kv_events,
+            told,
+            self.editions.renew,
         )
         self.discovery.begin(self.editions)
         self.autoscaler = Autoscaler(self.editions.current, self.discovery, self.database, self.redis, clock)
@@ -161,7 +172,8 @@ class _Process:
             self.discovery.count_replicas, self.autoscaler.targets, self.discovery.count_rollouts
         )
         if settings.fleet is not None:
-            await self.discovery.look_once()  # its replicas are known before the first call
+            await self.discovery.look_once()  # its replicas are known before the first call,
+        await self.engines.look_once()  # and what engines can do
 
     def edition_of(self, settings: Settings, providers: ProviderRegistry) -> Edition:
         """Build what calls go by that begin under these settings."""

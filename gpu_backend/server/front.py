@@ -53,6 +53,12 @@ class Front:
         sees = self.checkpoint.sight is not None and can_decode() and self.settings.engine.pictures.max_images > 0
         return ("text", "image") if sees else ("text",)
 
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        """What this engine can do beside answering chats, by the names that gateways have for it."""
+        tools = ("tools",) if self.checkpoint.tool_chat is not None else ()
+        return (*tools, "vision") if "image" in self.input_modalities else tools
+
     def announcement(self, base_url: str, number: int, now: float, state: str | None = None) -> Announcement:
         """Return what gateways are told of this engine. ``state``: in place of the engine's own."""
         ready, told, fleet = self.engine.ready, self.settings.engine.kv_events, self.settings.fleet

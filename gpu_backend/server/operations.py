@@ -95,6 +95,7 @@ async def show_load(request: Request[Any, Any, Any]) -> Response[bytes]:
         request_seconds=round(front.metrics.request_seconds / front.settings.engine.device.num_ranks, 6),
         max_running=front.settings.engine.steps.max_num_seqs,
         input_modalities=front.input_modalities,
+        abilities=front.abilities,
         kv_transfer=front.settings.engine.transfer.kv_transfer_address is not None,
         adapters=tuple(front.engine.adapters.by_name),
         kv_events=KvEventsAt(told.endpoint, told.replay_endpoint) if told.publishes else None,

@@ -58,6 +58,7 @@ class EngineLoad(Struct, frozen=True, kw_only=True):
     request_seconds: Seconds = 0  # of these, told in the usage of answers; the rest served no request to its end
     max_running: Count = 0  # replies at once
     input_modalities: tuple[Name, ...] = ()  # text, and image where it reads pictures; engines of before say nothing
+    abilities: tuple[Name, ...] = ()  # beside chats: tools, vision; engines of before say nothing
     kv_transfer: bool = True  # whether it reads blocks that another computed; engines of before say nothing of it
     adapters: tuple[Name, ...] = ()  # of the model, by name
     kv_events: KvEventsAt | None = None  # where it tells what its prefix cache gains and loses, if it does

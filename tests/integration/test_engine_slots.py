@@ -15,6 +15,7 @@ from gateway.core.background import Background
 from gateway.core.settings import ProviderSettings, QueueSettings, Timeouts
 from gateway.fleet.engines import IDLE_EVERY, EngineWatch
 from gateway.fleet.kv_events import KvEvents
+from gateway.fleet.told_abilities import ToldAbilities
 from gateway.inference.limiter import TargetLimiter
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.client import UpstreamClient
@@ -55,7 +56,7 @@ async def test_an_engine_says_itself_how_many_calls_it_takes(client: UpstreamCli
         targets = [Target(model(name, "own"), endpoint) for name in ("one", "other")]
         limiter = TargetLimiter(registry, targets, cast(Any, None), QueueSettings(), clock, Metrics())
         edition: Any = SimpleNamespace(providers=registry, settings=SimpleNamespace(providers={"own": own}, fleet=None))
-        watch = EngineWatch(edition, limiter, breakers_of(registry, targets, clock), client, clock, KvEvents())
+        watch = watch_of(edition, limiter, breakers_of(registry, targets, clock), client, clock)
         [room] = limiter.slot_pools()
         before = room.limit
         await watch.look_once()
@@ -89,7 +90,7 @@ async def test_no_prompt_is_computed_elsewhere_for_an_engine_that_takes_none(
         edition: Any = SimpleNamespace(providers=registry, settings=SimpleNamespace(providers={"own": own}, fleet=None))
         unknown = limiter.prompt_at(call, target)
         breakers = breakers_of(registry, [target], SetClock())
-        await EngineWatch(edition, limiter, breakers, client, SetClock(), KvEvents()).look_once()
+        await watch_of(edition, limiter, breakers, client, SetClock()).look_once()
         [room] = limiter.slot_pools()
         looked = limiter.prompt_at(call, target)
         room.adapters = frozenset({target.model.upstream_model})
@@ -108,7 +109,7 @@ async def test_an_engine_that_was_started_again_is_tried_at_once(client: Upstrea
         limiter = TargetLimiter(registry, [target], cast(Any, None), QueueSettings(), clock, Metrics())
         edition: Any = SimpleNamespace(providers=registry, settings=SimpleNamespace(providers={"own": own}, fleet=None))
         breakers = breakers_of(registry, [target], clock)
-        watch = EngineWatch(edition, limiter, breakers, client, clock, KvEvents())
+        watch = watch_of(edition, limiter, breakers, client, clock)
         await watch.look_once()
         for _ in range(own.breaker.min_requests):
             breakers.failed(await breakers.enter(target), UpstreamError("", outcome="connect"), "a", 10)
@@ -120,6 +121,12 @@ async def test_an_engine_that_was_started_again_is_tried_at_once(client: Upstrea
 
         assert [state for _, state in same] == [State.OPEN]
         assert [state for _, state in breakers.states()] == [State.HALF_OPEN]
+
+
+def watch_of(
+    edition: Any, limiter: TargetLimiter, breakers: Breakers, client: UpstreamClient, clock: SetClock
+) -> EngineWatch:
+    return EngineWatch(edition, limiter, breakers, client, clock, KvEvents(), ToldAbilities(), lambda: None)
 
 
 def breakers_of(registry: ProviderRegistry, targets: list[Target], clock: SetClock) -> Breakers:

@@ -88,6 +88,7 @@ def test_smallest_file_takes_the_defaults(tmp_path: Path) -> None:
         Capability.JSON,
         Capability.LOGPROBS,
     }
+    assert [settings.models[name].follows_engine for name in ("llama", "gpt-4o")] == [True, False]
     assert (settings.drain, settings.queue.wait, settings.journal_fsync) == (60.0, 10.0, "never")
 
 
@@ -275,6 +276,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert (model.upstream_model, model.context, model.weight) == ("gpt-4o-2024-08-06", 1000, 2)
     assert (model.max_output, model.usual_output) == (100, 50)
     assert (model.capabilities, model.tiers) == ({Capability.CHAT, Capability.VISION}, {Tier.BATCH})
+    assert not model.follows_engine
     assert model.note == "an example"
     assert settings.models["llama"].gpu_hour_nanousd == to_nano("3.5")
     shadow = ShadowTraffic(

@@ -36,3 +36,11 @@ def test_an_engine_says_what_the_catalogue_expects(
 
     assert found.state == kind
     assert words in found.words
+
+
+def test_engine_whose_abilities_are_left_to_it_is_told_nothing() -> None:
+    """The gateway learns from it that it reads pictures: there is nothing to add."""
+    mine = model("mine", upstream_model="tiny", capabilities=READS, follows_engine=True)
+    load = EngineLoad(instance_id="a", model_id="tiny", input_modalities=("text", "image"))
+
+    assert finding_of_engine("engine own", "here", load, [mine]).state == "ok"
