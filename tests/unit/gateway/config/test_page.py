@@ -56,7 +56,13 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
     (
         ModelSpec,
         "",
-        {"name": None, "capabilities": "abilities", "price": "price.input", "gpu_hour_nanousd": "gpu_hour"}
+        {
+            "name": None,
+            "capabilities": "abilities",
+            "follows_engine": None,
+            "price": "price.input",
+            "gpu_hour_nanousd": "gpu_hour",
+        }
         | {"others": "targets", "portion": "targets[].weight", "batch_price": "batch_discount"},
     ),
     (Price, "price.", {"steps": "tiers", "batch_discount": None, "later": None, "pictures": "image"}),
