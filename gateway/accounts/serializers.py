@@ -168,7 +168,7 @@ def team_view(record: TeamRecord) -> dict[str, Any]:
         **value_limits_view(team),
         "suspended": team.is_suspended,
         **shown(team, "company_keys", "own_key_cost", "contents"),
-        **shown(record, "webhook_url", "cost_centre", "suspended_at", "created_at", "updated_at"),
+        **shown(record, "webhook_url", "cost_centre", "suspended_at", "deleted_at", "created_at", "updated_at"),
     }
 
 

@@ -66,6 +66,7 @@ class TeamRecord(Struct, frozen=True, kw_only=True):
     created_at: datetime
     updated_at: datetime
     suspended_at: datetime | None = None
+    deleted_at: datetime | None = None  # its books are still there
     webhook_url: str | None = None  # where the team's events go
     cost_centre: str | None = None  # to which its cost goes
 
@@ -85,22 +86,29 @@ async def create_team(
     query = insert(teams).values(**values).on_conflict_do_nothing().returning(teams)
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
-        words = f"There is a team '{new.id}' already. Change that one, or choose another id."
-        raise Conflict(words, param="id", code="team_exists")
+        words = "There is a team '{}' already. Change that one, or choose another id."
+        if (await find_team(connection, new.id)).deleted_at is not None:
+            words = "There was a team '{}', and its books stay under that id. Choose another one."
+        raise Conflict(words.format(new.id), param="id", code="team_exists")
     details = {name: value for name, value in values.items() if name not in ("id", "hash_key")}
     await _tell(connection, act, "team.created", new.id, details)
     return _record(row)
 
 
 async def get_team(connection: AsyncConnection, team_id: str) -> TeamRecord:
-    """Return a team. Raises NotFound."""
+    """Return a team. Raises NotFound, also for a deleted one."""
     return _record(await _find(connection, team_id, select(teams)))
 
 
+async def find_team(connection: AsyncConnection, team_id: str) -> TeamRecord:
+    """Return a team, or what is left of a deleted one. Raises NotFound."""
+    return _record(await _find(connection, team_id, select(teams), also_deleted=True))
+
+
 async def check_team(connection: AsyncConnection, team_id: str | None) -> None:
-    """Raise NotFound where a team is named and there is none; else its lists would be empty without a word."""
+    """Raise NotFound where a team is named that never was; else its lists would be empty without a word."""
     if team_id is not None:
-        await _find(connection, team_id, select(teams.c.id))
+        await find_team(connection, team_id)
 
 
 async def list_teams(
@@ -108,7 +116,7 @@ async def list_teams(
 ) -> list[TeamRecord]:
     """Return teams in the order of their ids; ``after`` is the last one already seen, ``search`` a part of the id or
     the name."""
-    query = select(teams).order_by(teams.c.id).limit(limit)
+    query = select(teams).where(IS_THERE).order_by(teams.c.id).limit(limit)
     if search is not None:
         held = (column.icontains(search, autoescape=True) for column in (teams.c.id, teams.c.name))
         query = query.where(or_(*held))
@@ -218,12 +226,15 @@ def read_limits(stored: Any) -> Limits:
     return msgspec.convert(stored, Limits)
 
 
-async def _find(connection: AsyncConnection, team_id: str, query: Select[Any]) -> Mapping[Any, Any]:
+async def _find(
+    connection: AsyncConnection, team_id: str, query: Select[Any], *, also_deleted: bool = False
+) -> Mapping[Any, Any]:
     if is_id(team_id):
         row = (await connection.execute(query.where(teams.c.id == team_id))).mappings().one_or_none()
-        if row is not None:
+        if row is not None and (also_deleted or row["deleted_at"] is None):
             return row
-    found = (await connection.execute(select(teams.c.id).order_by(teams.c.id).limit(NAMED + 1))).scalars().all()
+    some = await connection.execute(select(teams.c.id).where(IS_THERE).order_by(teams.c.id).limit(NAMED + 1))
+    found = some.scalars().all()
     known = ", ".join(found[:NAMED]) + (", …" if len(found) > NAMED else "")
     words = f"There is no team '{team_id[:100]}'" + (f"; there are {known}." if found else ", and no other yet.")
     raise NotFound(words, param="team_id", code="team_not_found")
@@ -320,6 +331,7 @@ def _safety(stored: Any) -> TeamSafety | None:
     return None if stored is None else msgspec.convert(stored, TeamSafety)
 
 
+IS_THERE = teams.c.deleted_at.is_(None)
 _FOLLOW_LIMITS = text("SELECT follow_limits(:scope)")  # the caps of its open balances
 _FOLLOW_VALUE_LIMITS = text("SELECT follow_value_limits(:team_id)")
 _HOLD_LEDGER = text("SELECT hold_ledger()")
@@ -346,4 +358,4 @@ _FIND_ANY_CALLER = select(
     api_keys.c.previous_digest,
     api_keys.c.previous_until,
 ).join_from(api_keys, teams)
-_FIND_CALLER = _FIND_ANY_CALLER.where(api_keys.c.revoked_at.is_(None))
+_FIND_CALLER = _FIND_ANY_CALLER.where(api_keys.c.revoked_at.is_(None), IS_THERE)

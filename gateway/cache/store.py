@@ -66,6 +66,19 @@ class CacheStore:
             self._note_away(exc)
             return False
 
+    async def forget(self, scope: str) -> None:
+        """Erase the answers of a scope, as many as Redis does in a moment; where it is away they end by themselves."""
+        if self.is_away:
+            return
+        try:
+            async with running_timeout(PUT_WITHIN):
+                kept = await self._redis.zrange(f"{PREFIX}:of:{scope}", 0, -1)
+                names = [entry.partition(b":")[2].decode() for entry in kept if isinstance(entry, bytes)]
+                if names:
+                    await self._redis.unlink(*(f"{PREFIX}:answer:{scope}:{name}" for name in names))
+        except Exception as exc:
+            self._note_away(exc)
+
     def _note_away(self, exc: Exception) -> None:
         self._failures += 1
         if self._failures >= AWAY_AFTER:

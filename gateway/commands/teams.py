@@ -23,7 +23,8 @@ from gateway.accounts.schemas import (
     with_checked_webhook,
 )
 from gateway.accounts.serializers import list_view, team_view
-from gateway.accounts.teams import create_team, get_team, list_teams, update_team
+from gateway.accounts.team_deletion import delete_team
+from gateway.accounts.teams import create_team, find_team, list_teams, update_team
 from gateway.commands.command_line import (
     ALL,
     LimitOptions,
@@ -44,11 +45,12 @@ from protocol.errors import ServiceError
 
 command = typer.Typer(no_args_is_help=True, help="Teams: who may call, which models, how much.")
 
+LONGEST_REASON = 500  # characters
 LEVELS: Mapping[str, Level | None] = {"block": "block", "flag": "flag", "off": "off", "none": None}
 LIMITS_OF_MODELS = ModelLimitsInput.__struct_fields__
 COLUMNS = (
     "id", "name", "weight", "allowed_models", "suspended", "limits", "model_limits", "user_limits", "tag_limits",
-    "cost_centre", "created_at",
+    "safety", "contents", "cost_centre", "created_at",
 )  # fmt: skip
 
 TeamId = Annotated[str, typer.Argument(metavar="ID", help="The team's id")]
@@ -167,9 +169,33 @@ def show_one(team_id: TeamId, where: WhereByApiKey) -> None:
     team = carry_out(
         where,
         lambda gateway: gateway.get(f"/admin/teams/{team_id}"),
-        lambda settings: team_view(run(settings, lambda connection: get_team(connection, team_id))),
+        lambda settings: team_view(run(settings, lambda connection: find_team(connection, team_id))),
     )
     _show_team(team, where.format, f"Team {team_id}")
+
+
+@command.command("delete")
+@with_options
+def delete(
+    team_id: TeamId,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it, say what would end")] = False,
+    reason: Annotated[str | None, typer.Option(help="Why, for the audit log")] = None,
+    where: WhereByApiKey,
+) -> None:
+    """Delete a team for ever, with all that it keeps here; its books stay, under its id."""
+    if reason is not None and not (reason.isascii() and reason.isprintable() and len(reason) <= LONGEST_REASON):
+        fail(f"--reason takes a line of at most {LONGEST_REASON} ASCII characters: it may travel as a header")
+    confirm = team_id if yes else None
+    said = {"confirm": team_id} if yes else {}
+    why = {} if reason is None else {"x-audit-reason": reason}
+
+    def here(settings: Settings) -> View:
+        act = replace(cli_actor(), reason=reason)
+        return team_view(run(settings, lambda connection: delete_team(connection, team_id, act, confirm)))
+
+    deleted = carry_out(where, lambda gateway: gateway.delete(f"/admin/teams/{team_id}", said, **why), here)
+    _show_team(deleted, where.format, f"Team {team_id} is deleted")
 
 
 def _show_team(team: View, format: Format, title: str) -> None:

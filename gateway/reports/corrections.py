@@ -18,7 +18,7 @@ from billing.ledger.corrections import Correction, add_correction, has_booked
 from billing.ledger.ledger import find_row
 from gateway.accounts.serializers import cost_view, shown
 from gateway.accounts.team_keys import get_key
-from gateway.accounts.teams import get_team
+from gateway.accounts.teams import check_team
 from gateway.core.clock import Clock, read_day
 from gateway.core.errors import Conflict
 from gateway.storage.audit_log import Act, record_act
@@ -129,7 +129,7 @@ async def _of_day(
         missing = "team_id" if new.team_id is None else "date"
         words = f"Missing required parameter: '{missing}'. Only with a 'request_id' it may be left out."
         raise missing_param(missing, words)
-    await get_team(connection, new.team_id)
+    await check_team(connection, new.team_id)
     if new.key_id is not None and (await get_key(connection, new.key_id)).team_id != new.team_id:
         raise invalid_value("key_id", f"names a key of another team than '{new.team_id}'")
     model = new.model
@@ -147,7 +147,7 @@ async def _of_call(
 ) -> dict[str, Any]:
     """Return what a correction of one call is booked under: what the ledger says of it."""
     if new.team_id is not None:
-        await get_team(connection, new.team_id)
+        await check_team(connection, new.team_id)
     row = await find_row(connection, str(request_id))
     if row is None:
         raise NotFound(

@@ -17,7 +17,7 @@ from billing.ledger.comparison import Use, price_on, share, sum_of, usd_per_mill
 from billing.ledger.statement_queries import LONGEST_BY_CALL, GroupBy
 from billing.ledger.statements import Totals, period
 from gateway.accounts.serializers import cost_view, dollars, shown
-from gateway.accounts.teams import get_team
+from gateway.accounts.teams import check_team
 from gateway.core.settings import Settings
 from gateway.reports.usage_period import Period
 from gateway.reports.usage_report import COUNTS, added_up_by_call, usage_of
@@ -77,7 +77,7 @@ async def usage_with_analysis(
     if analysis is not None:
         await see_one_moment(connection)
     if for_admin and team_id is not None:
-        await get_team(connection, team_id)
+        await check_team(connection, team_id)
     usage = await usage_of(connection, team_id, asked, for_admin=for_admin)
     if analysis is not None:
         usage["analysis"] = await _analyse(connection, team_id, asked, analysis, catalog, for_admin=for_admin)

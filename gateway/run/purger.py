@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 import structlog
 
 from billing.core.store_errors import POSTGRES_AWAY
+from gateway.accounts.team_deletion import purge_deleted_teams
 from gateway.batch.file_store import purge_files
 from gateway.batch.retention import purge_items
+from gateway.cache.store import CacheStore
 from gateway.contents.store import purge_contents
 from gateway.core.clock import Clock
 from gateway.idempotency.store import purge_expired
@@ -28,10 +30,11 @@ log = structlog.get_logger()
 class Purger:
     """Erases what is past its time, in rounds until cancelled. Any number may: doing it twice changes nothing."""
 
-    def __init__(self, editions: Editions, database: Database, clock: Clock) -> None:
+    def __init__(self, editions: Editions, database: Database, clock: Clock, cache: CacheStore) -> None:
         self._editions = editions
         self._database = database
         self._clock = clock
+        self._cache = cache
 
     async def run(self) -> None:
         """Make a round every minute."""
@@ -59,6 +62,9 @@ class Purger:
             await purge_refused(connection, self._clock.now())
         async with _survived("safety outcomes"), self._database.begin() as connection:
             await purge_outcomes(connection, retention.usage)
+        async with _survived("deleted teams"):
+            for team_id in await purge_deleted_teams(self._database):
+                await self._cache.forget(f"team:{team_id}")
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from gateway.accounts.provider_keys import reseal_provider_keys
 from gateway.accounts.team_secrets import PURPOSE, reseal_secrets
 from gateway.batch.running.provider_runner import PACE, Pace
 from gateway.batch.running.runner import BatchRunner
+from gateway.cache.store import CacheStore
 from gateway.config.file import load_settings
 from gateway.core.background import stop_all
 from gateway.core.clock import Clock
@@ -106,7 +107,7 @@ async def _work(
         reloader.begin(editions, metrics, clock)
         chores = {
             "reload": _reload_for_ever(signals.reload, reloader),
-            "purge": Purger(editions, database, clock).run(),
+            "purge": Purger(editions, database, clock, parts.get(CacheStore)).run(),
             "heartbeat": show_life(settings),
             "budgets": budgets.run(),
             "unusual use": _unusual_use_of(parts).run(),

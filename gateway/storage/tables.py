@@ -60,6 +60,7 @@ teams = Table(
         "hash_key", Text, nullable=False, server_default=text("replace((gen_random_uuid())::text, '-'::text, ''::text)")
     ),
     moment("suspended_at"),
+    moment("deleted_at"),  # the row stays, for the books speak of it
     Column("webhook_url", Text),  # where its events go; null: nowhere
     Column("cost_centre", Text),  # to which its cost goes, as finance names it
     Column("company_keys", Text, nullable=False, server_default="otherwise"),  # gateway.core.principals.CompanyKeys

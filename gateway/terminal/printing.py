@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 import typer
+from msgspec.structs import asdict
 
 from gateway.reports.csv_text import as_text
 
@@ -124,6 +125,8 @@ def text_of(value: object) -> str:
         case list():
             return " ".join(map(text_of, value))
         case dict():
-            return " ".join(f"{name}={text_of(each)}" for name, each in value.items() if each is not None)
+            return " ".join(f"{name}={text_of(each)}" for name, each in value.items() if each not in (None, {}))
+        case msgspec.Struct():
+            return text_of(asdict(value))
         case _:
             return f"{value:f}" if isinstance(value, Decimal) else str(value)

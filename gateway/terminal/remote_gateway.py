@@ -80,9 +80,9 @@ class RemoteGateway:
         """Return what a PATCH answers."""
         return self._whole(self._request("PATCH", path, body, {}))
 
-    def delete(self, path: str) -> Any:
+    def delete(self, path: str, query: Mapping[str, object] | None = None, **headers: str) -> Any:
         """Return what a DELETE answers."""
-        return self._whole(self._request("DELETE", path, None, {}))
+        return self._whole(self._request("DELETE", path, None, headers, query))
 
     def send(self, path: str, body: Iterable[bytes], length: int, content_type: str) -> Any:
         """Return what a POST of a long body answers, which is never in memory as a whole."""
@@ -101,10 +101,17 @@ class RemoteGateway:
         with self._open(urllib.request.Request(self._url(path, query), headers=self._headers(path))) as answer:
             yield from self._pieces(answer)
 
-    def _request(self, method: str, path: str, body: object, more: Mapping[str, str]) -> urllib.request.Request:
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: object,
+        more: Mapping[str, str],
+        query: Mapping[str, object] | None = None,
+    ) -> urllib.request.Request:
         data = b"" if body is None else _ENCODER.encode(body)
         headers = self._headers(path) | {"content-type": "application/json"} | dict(more)
-        return urllib.request.Request(self._url(path), data=data, headers=headers, method=method)
+        return urllib.request.Request(self._url(path, query), data=data, headers=headers, method=method)
 
     def _url(self, path: str, query: Mapping[str, object] | None = None) -> str:
         return f"{self.address.url}{quote(path)}" + (f"?{urlencode(query)}" if query else "")

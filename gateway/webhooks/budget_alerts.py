@@ -233,7 +233,7 @@ SPENDINGS = text("""
     SELECT scope.*, used.*
     FROM (
         SELECT id AS team_id, '' AS key_id, limits, webhook_url FROM teams
-        WHERE jsonb_exists_any(limits, CAST(:budgets AS text[]))
+        WHERE jsonb_exists_any(limits, CAST(:budgets AS text[])) AND deleted_at IS NULL
         UNION ALL
         SELECT team_id, api_keys.id, api_keys.limits, webhook_url FROM api_keys JOIN teams ON teams.id = team_id
         WHERE jsonb_exists_any(api_keys.limits, CAST(:budgets AS text[])) AND revoked_at IS NULL

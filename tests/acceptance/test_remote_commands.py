@@ -139,8 +139,11 @@ def test_teams_and_keys_are_looked_after_from_anywhere(
     keys, teams = rows(tollgate("keys", "list", "--team", "afar")), rows(tollgate("teams", "list"))
     shown, admin_keys = as_json("teams", "show", "afar"), rows(tollgate("admin-keys", "list"))
     again = tollgate("teams", "create", "afar", exits=1).stderr
+    unsaid = tollgate("teams", "delete", "afar", exits=1).stderr
     is_ended = as_json("admin-keys", "revoke", admin["key_id"])["status"], as_json("keys", "revoke", keys[0]["key_id"])
     forbidden = tollgate("teams", "list", "--url", house.url, "--api-key", house.team_key, exits=3).stderr
+    gone = as_json("teams", "delete", "afar", "--yes", "--reason", "no longer")
+    [entry] = as_json("audit-log", "--team", "afar", "--action", "team.deleted")["data"]
     config = tmp_path / "tollgate.yaml"
     config.write_text("nothing: true")
     monkeypatch.setenv("TOLLGATE_URL", house.url)
@@ -153,6 +156,7 @@ def test_teams_and_keys_are_looked_after_from_anywhere(
     assert [key["name"] for key in keys] == ["one", "one"] and {"afar", house.team_id} <= {team["id"] for team in teams}
     assert admin["key_id"] in [key["key_id"] for key in admin_keys] and "afar" in again
     assert (is_ended[0], is_ended[1]["status"]) == ("revoked", "revoked")
+    assert "teams delete afar --yes" in unsaid and gone["deleted_at"] is not None and entry["reason"] == "no longer"
     assert "needs an admin key" in forbidden and "nothing" in at_hand
 
 

@@ -120,16 +120,19 @@ def test_a_key_is_for_endpoints() -> None:
 
 
 def test_a_team_keeps_the_safety_that_is_not_named() -> None:
-    """Levels are set one by one; `none` takes one away."""
+    """Levels are set one by one; `none` takes one away. What is set is shown, contents as well."""
     tollgate("teams", "create", "strict", "--safety-input", "block", "--safety-level", "contacts=redact")
     tollgate(
         "teams", "set", "strict", "--safety-output", "flag", "--safety-level", "harm=flag", "--safety-redacts", "both"
     )
+    tollgate("teams", "set", "strict", "--contents-days", "3")
     before = as_json("teams", "show", "strict")["safety"]
+    shown = tollgate("teams", "show", "strict", "--format", "csv").stdout
     tollgate("teams", "set", "strict", "--safety-input", "none", "--safety-level", "contacts=none")
     tollgate("teams", "set", "strict", "--safety-redacts", "none")
     wrong = tollgate("teams", "set", "strict", "--safety-redacts", "all", exits=1).stderr
 
+    assert "input=block output=flag levels=harm=flag contacts=redact redacts=both,keep_days=3" in shown
     assert before.pop("redacts") == "both" and "input, output, both or none" in wrong
     assert before == {"input": "block", "output": "flag", "levels": {"contacts": "redact", "harm": "flag"}}
     after = as_json("teams", "show", "strict")["safety"]

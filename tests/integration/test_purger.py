@@ -30,7 +30,7 @@ async def test_what_cannot_be_erased_holds_up_nothing_else(database: Database, m
         )
     retention = SimpleNamespace(batch_files=86400.0, responses=0.0, contents=0.0, usage=8 * 86400.0)
     editions = SimpleNamespace(current=SimpleNamespace(settings=SimpleNamespace(retention=retention)))
-    await Purger(cast(Any, editions), database, Clock()).purge_once()
+    await Purger(cast(Any, editions), database, Clock(), cast(Any, None)).purge_once()
     async with database.begin() as connection:
         left = (await connection.execute(text("SELECT action FROM audit_log"))).scalars().all()
 

@@ -1,4 +1,4 @@
-// Teams, their keys, and the keys that they bring for providers: search, create, suspend, rotate, revoke. A new key is shown once by the gateway; this tab keeps it
+// Teams, their keys, and the keys that they bring for providers: search, create, suspend, delete, rotate, revoke. A new key is shown once by the gateway; this tab keeps it
 // until its reader says that it is copied.
 
 import { Copy, Drawer, Problem, State, Table, day, href, html, path, useAct, useData, useEffect, useState, whole } from "../ui.js";
@@ -76,6 +76,10 @@ function OneTeam({ api, id, close, changed }) {
     if (!suspended && !confirm(`Suspend ${id}? All of its calls are refused at once, until it is resumed.`)) return;
     act.run(() => api.call("PATCH", `/admin/teams/${encodeURIComponent(id)}`, { suspended: !suspended }));
   };
+  const erase = () => {
+    const typed = prompt(`Delete ${id} for ever? Its keys die at once, its open batches are cancelled, what it keeps here is erased; its books stay. Type its id to confirm.`);
+    if (typed !== null) act.run(async () => (await api.call("DELETE", path(`/admin/teams/${encodeURIComponent(id)}`, { confirm: typed.trim() })), close()));
+  };
   const revoke = (key) => {
     if (!confirm(`Revoke ${key.prefix}… of ${id}? It is refused within a second, for ever.`)) return;
     act.run(() => api.call("DELETE", `/admin/keys/${encodeURIComponent(key.key_id)}`));
@@ -106,7 +110,7 @@ function OneTeam({ api, id, close, changed }) {
     <${NewKeys} team=${id} />
     ${team.data && html`<div class="bar"><code>${id}</code><${State} of=${team.data.suspended ? "suspended" : "active"} />
       <span class="soft">made ${whole(team.data.created_at)}</span>
-      ${api.may() && html`<span class="end"><button class=${team.data.suspended ? "" : "danger"} onClick=${suspend}>${team.data.suspended ? "Resume" : "Suspend"}</button></span>`}</div>
+      ${api.may() && html`<span class="end"><button class=${team.data.suspended ? "" : "danger"} onClick=${suspend}>${team.data.suspended ? "Resume" : "Suspend"}</button><button class="danger" onClick=${erase}>Delete</button></span>`}</div>
       <p><a href=${href("calls", { team: id })}>Its calls</a> · <a href=${href("overview", { team: id })}>Its overview</a>${!api.team && html` · <a href=${href("budgets", { team: id })}>Its budgets</a>`}</p>`}
     ${keys.data && html`<section><h3>Keys</h3>
       <${Table} label="Keys" columns=${columns} rows=${keys.data.data} keyOf=${(key) => key.key_id} empty="No keys yet." />

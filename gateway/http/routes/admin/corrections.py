@@ -7,7 +7,7 @@ from litestar import Response, get, post
 from billing.ledger.corrections import list_corrections
 from gateway.accounts.guards import finance_guard, reading_guard
 from gateway.accounts.serializers import list_view
-from gateway.accounts.teams import get_team
+from gateway.accounts.teams import check_team
 from gateway.core.clock import Clock, read_day
 from gateway.http.current_edition import edition_of
 from gateway.http.exchange import AnyRequest, act_of, answer, part_of, read_query, transaction
@@ -40,7 +40,7 @@ async def get_corrections(request: AnyRequest) -> Response[bytes]:
     before = read_uuid(query["before"], "before") if "before" in query else None
     async with transaction(request) as connection:
         if "team_id" in query:
-            await get_team(connection, query["team_id"])
+            await check_team(connection, query["team_id"])
         found = await list_corrections(
             connection, team_id=query.get("team_id"), first=first, last=last, before=before, limit=limit + 1
         )

@@ -33,6 +33,7 @@ from gateway.accounts.serializers import (
     team_view,
     value_budgets_view,
 )
+from gateway.accounts.team_deletion import delete_team
 from gateway.accounts.team_keys import (
     KeyRecord,
     create_key,
@@ -43,7 +44,7 @@ from gateway.accounts.team_keys import (
     rotate_key,
     update_key,
 )
-from gateway.accounts.teams import check_team, create_team, get_team, list_teams, update_team
+from gateway.accounts.teams import check_team, create_team, find_team, get_team, list_teams, update_team
 from gateway.core.clock import Clock
 from gateway.core.errors import Forbidden
 from gateway.core.json_text import to_json
@@ -56,6 +57,7 @@ from gateway.http.exchange import (
     now_of,
     own_team,
     part_of,
+    read_parameters,
     read_query,
     read_whole,
     transaction,
@@ -92,9 +94,10 @@ async def get_teams(request: AnyRequest) -> Response[bytes]:
 
 @get("/admin/teams/{team_id:str}", guards=[team_reading_guard], summary="Show a team")
 async def get_one_team(request: AnyRequest, team_id: FromPath[str]) -> Response[bytes]:
-    """Show a team, its limits, and what is used, held and left of its budgets, as ``/v1/team`` has it."""
+    """Show a team, its limits, and what is used, held and left of its budgets, as ``/v1/team`` has it; one that was
+    deleted with ``deleted_at``."""
     async with transaction(request) as connection:
-        record = await get_team(connection, team_id)
+        record = await find_team(connection, team_id)
         rooms = await scope_rooms(connection, team_scopes(record.team))
     return answer(team_view(record) | team_budgets_view(record.team, rooms))
 
@@ -134,6 +137,19 @@ async def patch_team(request: AnyRequest, team_id: FromPath[str]) -> Response[by
         names = edition.catalog.names(), edition.catalog.models
         record = await update_team(connection, team_id, changes, act_of(request), *names)
     part_of(request, Authenticator).forget()  # other gateways are notified a moment later
+    return answer(team_view(record))
+
+
+@delete(
+    "/admin/teams/{team_id:str}", guards=[admin_guard], status_code=200, summary="Delete a team", query=("confirm",)
+)
+async def delete_one_team(request: AnyRequest, team_id: FromPath[str]) -> Response[bytes]:
+    """Delete a team for ever, with all that it keeps here; ``confirm`` is its id once more. Its keys are refused within
+    a second, its open batches are cancelled, calls that run come to their end. Its books stay, under its id."""
+    confirm = read_parameters(request).get("confirm")
+    async with transaction(request) as connection:
+        record = await delete_team(connection, team_id, act_of(request), confirm)
+    part_of(request, Authenticator).forget()
     return answer(team_view(record))
 
 
