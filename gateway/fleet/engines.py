@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+import structlog
 
 from gateway.core.clock import Clock
 from gateway.fleet.instances import Replica, ask_load, replicas_of
@@ -21,6 +23,8 @@ from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.serving.engine_load import EngineLoad
+
+log = structlog.get_logger()
 
 EVERY = 1.0  # seconds between looks at an engine that calls are at,
 IDLE_EVERY = 10.0  # and at one that none is at
@@ -78,6 +82,7 @@ class EngineWatch:
         self._clock = clock
         self._looked: dict[str, float] = {}  # monotonic seconds, by address
         self._serving: dict[str, str] = {}  # the instance that took calls last, by address
+        self._slow: Mapping[str, float] = {}  # replicas whose first tokens came late at the last look, by address
         self.follow(edition)
 
     def follow(self, edition: Edition) -> None:
@@ -106,6 +111,12 @@ class EngineWatch:
         self._looked.update((replica.endpoint.base_url, now) for replica, _ in due)
         if any(await asyncio.gather(*(self._look_at(replica, room) for replica, room in due))):
             self._renew()
+        slow, before = self._limiter.slow_replicas(), self._slow
+        for where in slow.keys() - before.keys():
+            log.warning("replica_slow", endpoint=where, times_as_late=round(slow[where], 1))
+        for where in before.keys() - slow.keys():
+            log.info("replica_slow_no_more", endpoint=where)
+        self._slow = slow
 
     def _is_due(self, replica: Replica, room: SlotPool | None, now: float) -> bool:
         where = replica.endpoint.base_url

@@ -183,10 +183,11 @@ class TargetLimiter:
     def release(self, slot: Slot | None) -> None:
         """Give a slot back, if there is one; the call whose turn it is then goes on. Twice is once."""
         if slot is not None:
-            self._placement.end(slot)
+            now = self._clock.monotonic()
+            self._placement.end(slot, now)
             if slot.pool.has_waiting and (target := self._targets.get(slot.pool)) is not None:
                 self._let_rest(target)
-            self._wake(self._queues.release(slot, self._clock.monotonic()))
+            self._wake(self._queues.release(slot, now))
 
     def header_for(self, call: Call, target: Target) -> str:
         """Return what a replica that tells what it has cached is told of a call's prompt."""
@@ -204,6 +205,10 @@ class TargetLimiter:
         """Note that the prompt of the call that holds a slot is computed. Return the share of it that was expected to
         be cached, where its replica tells."""
         return self._placement.note_first_token(slot, self._clock.monotonic())
+
+    def slow_replicas(self) -> Mapping[str, float]:
+        """Return the addresses of replicas whose first tokens come late, and how many times as late as their peers'."""
+        return self._placement.slow()
 
     def health(self) -> Mapping[str, TargetHealth]:
         """Return our own engines that say they are full, by ``Target.key``."""
@@ -255,7 +260,7 @@ class TargetLimiter:
 
     def _by_work(self, replicas: list[Target], call: Call) -> list[Target]:
         loads = [len(self._pools[replica.key].held) for replica in replicas]
-        homes = by_beginning(replicas, call.beginning, loads)
+        homes = by_beginning(replicas, call.beginning, loads, self._placement.slow_beside(replicas[0]))
         is_told = self._placement.tells(*homes)
         return self._placement.by_work(homes, call.request, call.caller.team.id) if is_told else homes
 
@@ -295,8 +300,9 @@ class TargetLimiter:
         return slot
 
     def _place(self, slot: Slot, call: Call, target: Target) -> None:
-        if target.key in self._peers and self._placement.is_told:
-            self._placement.begin(slot, target, call.request, call.caller.team.id, self._clock.monotonic())
+        if target.key in self._peers:
+            now = self._clock.monotonic()
+            self._placement.begin(slot, target, call.request, call.caller.team.id, now, call.size)
 
     def _wake(self, admitted: Iterable[QueuedCall]) -> None:
         for queued in admitted:

@@ -14,7 +14,7 @@ from protocol.inference import Request
 from protocol.serving.prompt_marks import MarkedPrompt, marks_of
 from router.cached_prompts import NOTHING_FOUND, CachedPrompts, Found
 from router.catalog.targets import Target
-from router.replicas import Prefill, Prefills, Standing, by_work
+from router.replicas import NONE_SLOW, Lateness, Prefill, Prefills, Standing, Waiting, by_work, part_of
 
 NOTHING_TOLD: Mapping[str, CachedPrompts] = {}
 
@@ -27,6 +27,10 @@ class Placement:
         self._cached = cached
         self._prefills: dict[str, Prefills] = {}  # by address: of replicas, whether they tell or not
         self._at: dict[Slot, tuple[str, Prefill]] = {}  # where the prompt of a slot's call is
+        self._lateness: dict[
+            tuple[str, str], Lateness
+        ] = {}  # of replicas, by the model and the place where they are peers
+        self._waiting: dict[Slot, tuple[Lateness, Waiting]] = {}  # calls whose first tokens have not come
         self._marked: tuple[Request | None, str, MarkedPrompt] = (None, "", MarkedPrompt(0, ()))  # the latest
 
     @property
@@ -41,21 +45,39 @@ class Placement:
     def by_work(self, homes: Sequence[Target], request: Request, owner: str) -> list[Target]:
         """Return replicas in the order in which a team's prompt is to try them; ``homes``: as they are where all have
         as much of it, and as much to do."""
-        prompt, standings = self.marked(request, owner), []
+        prompt, standings, slow = self.marked(request, owner), [], self.slow_beside(homes[0])
         for replica in homes:
-            known = self._prefills_at(replica)
-            standings.append(Standing(self._found_at(replica, prompt), known.uncached, known.running, known.rate))
+            known, found = self._prefills_at(replica), self._found_at(replica, prompt)
+            standings.append(Standing(found, known.uncached, known.running, known.rate, part_of(replica, slow)))
         return by_work(homes, standings, prompt.size)
 
-    def begin(self, slot: Slot, target: Target, request: Request, owner: str, now: float) -> None:
-        """Note that a prompt goes to a replica, where a call holds a slot."""
-        prompt = self.marked(request, owner)
-        uncached = prompt.size - self._found_at(target, prompt).length
-        self._at[slot] = target.endpoint.base_url, self._prefills_at(target).begin(prompt.size, uncached, now)
+    def slow_beside(self, replica: Target) -> Mapping[str, float]:
+        """Return how many times as late as others' first tokens those of slow replicas come, by their addresses: of a
+        replica and its peers."""
+        lateness = self._lateness.get(_place_of(replica))
+        return NONE_SLOW if lateness is None else lateness.slow
+
+    def slow(self) -> Mapping[str, float]:
+        """Return the same of all replicas."""
+        return {address: times for lateness in self._lateness.values() for address, times in lateness.slow.items()}
+
+    def begin(self, slot: Slot, target: Target, request: Request, owner: str, now: float, size: int) -> None:
+        """Note that a prompt goes to a replica, where a call holds a slot. ``size``: bytes of its request."""
+        address, uncached = target.endpoint.base_url, size
+        if self.is_told:
+            prompt = self.marked(request, owner)
+            uncached = prompt.size - self._found_at(target, prompt).length
+            self._at[slot] = address, self._prefills_at(target).begin(prompt.size, uncached, now)
+        lateness = self._lateness.get(_place_of(target))
+        if lateness is None:
+            lateness = self._lateness[_place_of(target)] = Lateness()
+        self._waiting[slot] = lateness, lateness.begin(address, uncached, slot.queue is slot.pool.batch, now)
 
     def note_first_token(self, slot: Slot, now: float) -> float | None:
         """Note that the prompt of a slot's call is computed. Return the share of it that was expected to be cached,
         where its replica tells."""
+        if (known := self._waiting.pop(slot, None)) is not None:
+            known[0].note_first_token(known[1], now)
         if slot not in self._at:
             return None
         address, prefill = self._at[slot]
@@ -63,8 +85,10 @@ class Placement:
         self._prefills[address].note_first_token(prefill, now)
         return expected if address in self._cached else None
 
-    def end(self, slot: Slot) -> None:
+    def end(self, slot: Slot, now: float) -> None:
         """Note that the call of a slot is at its replica no more. Twice is once."""
+        if (waiting := self._waiting.pop(slot, None)) is not None:
+            waiting[0].end(waiting[1], now)
         if (known := self._at.pop(slot, None)) is not None:
             self._prefills[known[0]].end(known[1])
 
@@ -102,6 +126,8 @@ class Placement:
         gone = [each for each, known in self._prefills.items() if each not in addresses and not known.running]
         for address in gone:
             del self._prefills[address]
+        for lateness in self._lateness.values():
+            lateness.keep(addresses)
 
     def _found_at(self, target: Target, prompt: MarkedPrompt) -> Found:
         cached = self._cached.get(target.endpoint.base_url)
@@ -112,3 +138,7 @@ class Placement:
         if known is None:
             known = self._prefills[target.endpoint.base_url] = Prefills()
         return known
+
+
+def _place_of(replica: Target) -> tuple[str, str]:
+    return replica.model.name, replica.endpoint.region

@@ -280,7 +280,8 @@ class _Process:
             Placement(self.kv_events.cached),
             self.version_shares,
         )
-        self.metrics.targets.follow(self.breakers, self.budgets, self.limiter.slot_pools, self.kv_events.cached)
+        pools, slow = self.limiter.slot_pools, self.limiter.slow_replicas
+        self.metrics.targets.follow(self.breakers, self.budgets, pools, self.kv_events.cached, slow)
 
     def _make_kept_answers(self) -> None:
         settings = self.settings

@@ -50,6 +50,12 @@ class TargetMetrics:
     kv_marks = levels(
         "tollgate_kv_marks", "Beginnings of prompts that a replica has cached, as it tells", "endpoint", of=WORST
     )
+    replica_lateness = levels(
+        "tollgate_replica_lateness",
+        "Times as late as its peers' that the first tokens of a replica come, which is sent less for it",
+        "endpoint",
+        of=WORST,
+    )
     replicas = levels(
         "tollgate_fleet_replicas", "Replicas that announce themselves, by state or as refused", "pool state", of=WORST
     )
@@ -70,6 +76,7 @@ class TargetMetrics:
         self._rises = Rises()
         self._followed: tuple[Breakers, RetryBudgets, Callable[[], Iterable[SlotPool]]] | None = None
         self._cached = NOTHING_TOLD
+        self._slow: Callable[[], Mapping[str, float]] = dict
         self._count_replicas: Callable[[], Mapping[tuple[str, str], int]] = dict
         self._targets: Callable[[], Mapping[str, int]] = dict
         self._count_rollouts: Callable[[], Mapping[str, tuple[str, float]]] = dict
@@ -80,10 +87,11 @@ class TargetMetrics:
         budgets: RetryBudgets,
         pools: Callable[[], Iterable[SlotPool]],
         cached: Mapping[str, Sized] = NOTHING_TOLD,
+        slow: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """Show from now on who is asked, how often calls tried again, how many wait, and what is known to be cached at
-        each address."""
-        self._followed, self._cached = (breakers, budgets, pools), cached
+        """Show from now on who is asked, how often calls tried again, how many wait, what is known to be cached at each
+        address, and which are slow."""
+        self._followed, self._cached, self._slow = (breakers, budgets, pools), cached, slow
 
     def follow_fleet(
         self,
@@ -121,3 +129,4 @@ class TargetMetrics:
         self.rollout.show(((pool, state), 1) for pool, (state, _) in rollouts)
         self.rollout_share.show(((pool,), share) for pool, (_, share) in rollouts)
         self.kv_marks.show(((address,), len(marks)) for address, marks in list(self._cached.items()))
+        self.replica_lateness.show(((address,), times) for address, times in self._slow().items())

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -15,8 +18,9 @@ import httpx
 import pytest
 
 from gateway.core.settings import ProviderSettings, Timeouts
-from gpu_backend.step.messages import Generate, LoadReport
+from gpu_backend.step.messages import Command, Event, Generate, LoadReport
 from router.catalog.targets import Endpoint
+from tests.support.audits import lasting_differences
 from tests.support.fake_engine import FakeEngine, silent, speaking
 from tests.support.front import running_front, write_small_files
 from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
@@ -24,6 +28,7 @@ from tests.support.waiting import until
 
 REPLICAS, CROWD = 3, 24
 TOKENS = [70, 71, 72]
+LATE = 2.5  # seconds
 
 
 @dataclass(frozen=True)
@@ -137,3 +142,36 @@ def test_a_replica_that_others_have_filled_comes_last(scene: Scene) -> None:
         scene.ask(f"Question {next(numbers)}")
 
     assert while_full[0] == 0 and sum(while_full) == 12
+
+
+def test_a_replica_that_lies_about_its_load_is_sent_less(scene: Scene) -> None:
+    """It reports an empty queue and its first tokens come late, under load: it has less than half of its part of calls,
+    none is lost, and the books agree."""
+    for engine in scene.engines:
+        engine.script = partial(in_time, engine, LATE if engine is scene.engines[0] else 0.0)
+    with ThreadPoolExecutor(60) as crowd, scene.house.client() as client:
+        calls = []
+        for city in range(60):
+            turns = [{"role": "user", "content": f"Which river flows through city {city}?"}]
+            body = {"model": "tiny", "messages": turns, "max_tokens": 3}
+            calls.append(crowd.submit(client.post, "/v1/chat/completions", json=body))
+            until(lambda: sum(scene.asked()) == len(calls))
+            time.sleep(0.05)
+            if city == 19:
+                before = scene.asked()
+        assert [call.result().status_code for call in calls] == [200] * 60
+    with scene.house.client(scene.house.admin_key) as client:
+        lines = client.get("/metrics").text.splitlines()
+    slow = [line for line in lines if line.startswith("tollgate_replica_lateness{")]
+    since = [after - asked for after, asked in zip(scene.asked(), before, strict=True)]
+
+    assert sum(since) == 40 and since[0] <= 7, since
+    assert len(slow) == 1 and float(slow[0].rpartition(" ")[2]) > 3
+    assert lasting_differences(scene.house.settings.database_url) == []
+
+
+def in_time(engine: FakeEngine, first: float, command: Command) -> list[tuple[Event, ...]]:
+    """Answer with the first token after so many seconds, and the others when any replica's have come."""
+    for number, events in enumerate(speaking(TOKENS)(command)):
+        threading.Timer(LATE if number else first, engine.process.say, events).start()
+    return []

@@ -53,13 +53,13 @@ def test_what_is_sent_counts_until_it_is_computed_also_where_nothing_is_told() -
     placement, other = Placement(cached_at(0, 1)), asked("Who keeps them? " * 600)
     held = [slot() for _ in REPLICAS]
     for at, target in enumerate(REPLICAS):
-        placement.begin(held[at], target, other if at else asked(LONG), TEAM, 0.0)
+        placement.begin(held[at], target, other if at else asked(LONG), TEAM, 0.0, 0)
     while_all_compute = first(placement, asked("Which way? " * 100))
     expected = [placement.note_first_token(held[at], 1.0) for at in (1, 2)]
-    placement.begin(second := slot(), REPLICAS[1], asked(LONG), TEAM, 2.0)
+    placement.begin(second := slot(), REPLICAS[1], asked(LONG), TEAM, 2.0, 0)
     known = placement.note_first_token(second, 3.0)
     for each in (*held, *held):
-        placement.end(each)
+        placement.end(each, 4.0)
 
     assert while_all_compute == 0
     assert expected == [0.0, None] and known == pytest.approx(1.0, abs=0.1)
@@ -81,13 +81,13 @@ def test_a_replica_that_is_gone_is_forgotten_when_its_calls_are() -> None:
     placement = Placement(cached_at(0, 1))
     held = [slot() for _ in REPLICAS]
     for at, target in enumerate(REPLICAS):
-        placement.begin(held[at], target, asked(LONG), TEAM, 0.0)
+        placement.begin(held[at], target, asked(LONG), TEAM, 0.0, 0)
         placement.note_first_token(held[at], 1.0)
-    placement.end(held[0])
-    placement.end(held[1])
+    placement.end(held[0], 4.0)
+    placement.end(held[1], 4.0)
     placement.keep({REPLICAS[0].endpoint.base_url})
     left = [*placement._prefills]
-    placement.end(held[2])
+    placement.end(held[2], 4.0)
     placement.keep({REPLICAS[0].endpoint.base_url})
 
     assert left == [REPLICAS[0].endpoint.base_url, REPLICAS[2].endpoint.base_url]
