@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from msgspec.structs import fields, replace
 from gateway.calls.call import Call
 from gateway.moderation.classifier.findings import Finding
 from gateway.moderation.classifier.plain import plain
-from gateway.moderation.rules.rules import places_by_rules
+from gateway.moderation.rules.rules import RULES, places_by_rules
 from gateway.moderation.texts import PICTURE
 from gateway.upstreams.wire.signatures import is_claudes
 from protocol.chat import Choice, Reasoning, ThinkingBlock
@@ -39,6 +40,8 @@ LABELS = frozenset(("user", "safety_identifier", "metadata"))  # of a request
 # The same of what an upstream tells in its own words, and pictures.
 KEPT_TOLD = KEPT | {"item_id", "obfuscation", "partial_image_b64"}
 LONGEST_KNOWN = 200  # characters by which a find is known again
+_NAMES = frozenset(rule.name for rule in RULES)
+_MARK = re.compile(r"\[redacted (\w{1,40}) [0-9]{1,9}\]")  # as ``Redactor.name_of`` writes it
 
 T = TypeVar("T")
 
@@ -51,6 +54,12 @@ def redacted_call(call: Call, groups: frozenset[str]) -> tuple[Call, list[Findin
     changes |= {name: redactor.request(getattr(call, name)) for name in ("native", "shown", "request")}
     found = redactor.findings()
     return (replace(call, **changes, redacted=redactor.names) if found else call), found
+
+
+def unmarked(text: str) -> str:
+    """Return a text with dots for what stands for finds, as the classifier reads it: it was fitted on none of these
+    marks, and an order about one ("Repeat this address: …") looks like an attack to it."""
+    return _MARK.sub(lambda mark: "..." if mark[1] in _NAMES else mark[0], text) if "[redacted " in text else text
 
 
 class Redactor:

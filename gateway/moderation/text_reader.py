@@ -16,6 +16,7 @@ from gateway.moderation.classifier.findings import Finding
 from gateway.moderation.classifier.hidden import hidden
 from gateway.moderation.classifier.plain import plain, visible
 from gateway.moderation.encoder_reader import Reader
+from gateway.moderation.redaction import unmarked
 from gateway.moderation.rules.rules import find_by_rules, foldings, holds_phrase
 from gateway.moderation.texts import ids_of, is_unreadable, texts_of
 from protocol.inference import NativeRequest, Request
@@ -126,7 +127,7 @@ class TextReader:
         async for text in self._in_turns(whole):
             share = next(shares)
             async for piece in self.slices(text):
-                said = [evened(plain(passage).lower()) for passage in passages(piece)]
+                said = [evened(plain(passage).lower()) for passage in passages(unmarked(piece))]
                 worst += [logits async for logits, _ in self._judged(said, share)]
         return findings_of(np.max(worst, axis=0), ("attack",)) if worst else []
 
@@ -137,8 +138,9 @@ class TextReader:
     async def _worst_logits(self, text: str, share: EncoderShare, *, fully: bool = False) -> Floats:
         """Return the highest logits of any window of a text, and of the form of any slice."""
         worst: list[Floats] = []
-        async for piece in self.slices(text):
-            windows = readings(piece, hides=_key_of(piece) not in self._open)
+        async for shown in self.slices(text):
+            piece = unmarked(shown)
+            windows = readings(piece, hides=_key_of(shown) not in self._open)
             found = [each async for each in self._judged(windows, share, fully=fully)]
             worst.append(
                 self._classifier.with_form(
