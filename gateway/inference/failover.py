@@ -104,7 +104,7 @@ class FailoverStream:
                     return broken.events.finish()  # it had said why it ends: every word is here
             raise failure
         broken.close()
-        resume = progress.resume()
+        resume = progress.resume() if failure.moves_on else None
         if resume is not None and len(self._replicas) < MOST_REPLICAS:
             try:
                 self.answering = await self._find_another(resume, failure)

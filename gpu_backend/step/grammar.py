@@ -33,7 +33,9 @@ STEP_FUEL = 20_000
 ROW_ITEMS, STEP_ITEMS = 1_000, 10_000  # of its parser: an object with 240 properties that may be missing needs fewer
 # Some take long all the same: they are found out by the time that they take, and end themselves.
 SLOW_BATCH = 0.05  # seconds of one step's masks, after which is looked whose they are
-SLOW_MASK = 0.01  # seconds of computing for one mask, or one token; its replies may be many
+SLOW_MASK = 0.01  # seconds of computing for one mask; its replies may be many
+TOKEN_MAY = 1e-4  # seconds that taking a token may cost, where a usual one costs 5e-6,
+MOST_OWED = 0.03  # and how far a grammar's tokens may be beyond that: a machine that stands still once is not its doing
 SLOW_FIRST_MASK = 0.05  # the same, where nothing is known yet of the grammar's words
 TOO_SLOW = "its masks take too long to compute; make it simpler"
 MASK_THREADS = min(8, os.cpu_count() or 1)
@@ -51,6 +53,12 @@ class Rules:
 
     maker: MaskMaker  # shared by all grammars of an engine
     are_slow: bool = False
+    owed: float = 0.0  # seconds beyond what the tokens so far may cost
+
+    def note(self, seconds: float, tokens: int) -> None:
+        """Taking so many tokens took that long."""
+        self.owed = max(0.0, self.owed + seconds - TOKEN_MAY * tokens)
+        self.are_slow |= self.owed > MOST_OWED
 
 
 class Constraint:
@@ -83,7 +91,7 @@ class Constraint:
             return TOO_SLOW
         started = time.thread_time()
         follows = self._matcher.consume_tokens(list(token_ids))
-        self.rules.are_slow |= time.thread_time() - started > SLOW_MASK * max(1, len(token_ids))
+        self.rules.note(time.thread_time() - started, len(token_ids))
         if follows:
             return None
         return _reason(self._matcher.get_error()) or "a token does not follow the grammar"
@@ -123,7 +131,7 @@ class MaskMaker:
         self._threads.unsafe_compute_mask_ptr(matchers, words.data_ptr(), words.shape[1] * 4, len(standing))
         if time.perf_counter() - started > SLOW_BATCH:
             for matcher, rules in {id(rules): (matcher, rules) for matcher, rules in standing}.values():
-                rules.are_slow |= _try_mask(matcher)[1] > SLOW_MASK
+                rules.are_slow |= min(_try_mask(matcher)[1] for _ in range(2)) > SLOW_MASK
         return words
 
 

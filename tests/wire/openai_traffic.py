@@ -189,6 +189,15 @@ STREAMED = (
              Said(GREETING.text, (None,)), "error_frame"),
     Streamed("an error as the first event", CHAT, event({"error": {"message": "no", "code": 500}}),
              Said(finish=(None,)), "error_frame"),
+    Streamed("a fault of the request in mid-stream", CHAT,
+             ROLE + WORDS + event({"error": {"message": "Too slow.", "type": "invalid_request_error"}}),
+             Said(GREETING.text, (None,)), "refused"),
+    Streamed("vLLM's way to say so", CHAT,
+             event({"error": {"message": "Too slow.", "type": "BadRequestError", "code": 400}}),
+             Said(finish=(None,)), "refused"),
+    Streamed("no time left, as our own engine says it", CHAT,
+             ROLE + WORDS + event({"error": {"message": "Late.", "type": "server_error", "code": "deadline_exceeded"}}),
+             Said(GREETING.text, (None,)), "deadline"),
 )  # fmt: skip
 
 WHOLE = (

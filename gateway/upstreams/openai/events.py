@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
@@ -18,9 +20,16 @@ from gateway.upstreams.openai.parts import (
     told_apart,
     told_usage,
 )
-from gateway.upstreams.wire.errors import UpstreamError
+from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
 from gateway.upstreams.wire.filters import read_filtered
-from gateway.upstreams.wire.reading import NOTHING, SseEvents, read_error_fields, text_in
+from gateway.upstreams.wire.reading import (
+    NOTHING,
+    SseEvents,
+    read_error_fields,
+    read_refused_field,
+    text_in,
+    usual_failure,
+)
 from protocol.decoding import NOT_JSON
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport
 
@@ -53,9 +62,7 @@ class OpenAIEvents(SseEvents):
         except NOT_JSON as exc:
             raise UpstreamError("The upstream sent a chunk that is not JSON.", outcome="malformed") from exc
         if present(chunk.error) is not None:
-            if (filtered := read_filtered(read_error_fields(data))) is not None:
-                raise filtered
-            raise UpstreamError("The upstream reported an error.", outcome="error_frame")
+            raise _reported(read_error_fields(data))
         if chunk.choices and not self._reply:  # Azure's first chunk is of its filter, and without an id
             self._reply = told_apart(chunk.id, chunk.created)
         for choice in chunk.choices or ():
@@ -103,6 +110,18 @@ class OpenAIEvents(SseEvents):
             begun.by_id.setdefault(ident, index)
             begun.last = max(begun.last, index)
         return ToolCallDelta(index, read_arguments(function.arguments), ident, function.name or None)
+
+
+def _reported(error: Mapping[str, Any]) -> UpstreamFailure:
+    """Return what an error inside a stream means. A fault of the request says nothing of the upstream's health."""
+    if (filtered := read_filtered(error)) is not None:
+        return filtered
+    param, code = read_refused_field(error)
+    if code == "deadline_exceeded":  # our own engine's word, before our own clock has said it
+        return UpstreamTimeout("The upstream took longer than the call may.", outcome="deadline")
+    if error.get("type") == "invalid_request_error" or error.get("code") == 400:  # OpenAI's way to say it, and vLLM's
+        return usual_failure(400, {}, error["message"], code=code, param=param)
+    return UpstreamError("The upstream reported an error.", outcome="error_frame")
 
 
 @dataclass(slots=True)

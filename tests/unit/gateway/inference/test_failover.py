@@ -306,6 +306,16 @@ async def test_what_cannot_be_gone_on_with_breaks_off(begun: bytes, request_: Re
     assert list(scene.asked) == ["r0"]
 
 
+async def test_what_is_the_requests_own_fault_is_asked_of_no_other() -> None:
+    """A replica that refuses to go on says what every other would; the client hears it in its words."""
+    frame = b'data: {"error": {"message": "Too slow a grammar.", "type": "invalid_request_error"}}\n\n'
+    scene = Scene(Replica([said("a", 1), frame]), Replica([said("b", 2), END]))
+    with pytest.raises(UpstreamRefused, match="Too slow a grammar"):
+        await scene.read()
+
+    assert list(scene.asked) == ["r0"] and scene.outcomes == ["refused"]
+
+
 @pytest.mark.parametrize("prompt", ["hi", ["hi"]])
 async def test_an_echo_is_no_part_of_the_reply(prompt: str | list[str | int | list[int]]) -> None:
     """Its characters are not counted, and it is not asked for again."""

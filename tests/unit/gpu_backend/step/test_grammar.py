@@ -161,6 +161,16 @@ def test_a_grammar_whose_masks_take_long_ends_itself(
         compiler.compile(schema({"type": "string", "maxLength": 9})).result()
 
 
+def test_a_grammar_is_slow_once_its_tokens_are(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still for a moment ends no reply; tokens that take long one after the other do."""
+    reply, ticks = compiler.compile(schema({"type": "string", "maxLength": 900})).result().copy(), iter(range(1000))
+    monkeypatch.setattr("gpu_backend.step.grammar.time.thread_time", lambda: 0.01 * next(ticks))
+    at_once = reply.accept(token_ids('"' + "a" * 100))
+
+    assert at_once is None and reply.rules.owed == 0
+    assert [reply.accept(token_ids("a")) is None for _ in range(5)] == [True, True, True, True, False]
+
+
 def test_copies_advance_by_themselves(compiler: GrammarCompiler) -> None:
     """A grammar is compiled once; the replies that follow it do not disturb each other, nor the next request."""
     first = compiler.compile(schema(PERSON))
