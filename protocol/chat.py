@@ -216,6 +216,7 @@ class JsonObjectFormat(Struct, frozen=True, tag="json_object", omit_defaults=Tru
 
 class StreamOptions(Struct, frozen=True, omit_defaults=True):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: each chunk has the usage so far, where the last has it
     include_obfuscation: bool | None = None
 
 

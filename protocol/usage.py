@@ -16,6 +16,8 @@ UNITS = (
     *("search_units", "images", "characters", "audio_seconds"),
     *MEDIA_TOKENS,
 )
+# Headers by which our own engine tells of a stream's prompt before its first token.
+PROMPT_TOKENS, CACHED_TOKENS = "x-prompt-tokens", "x-cached-tokens"
 
 
 class Usage(Struct, frozen=True, omit_defaults=True):

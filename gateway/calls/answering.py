@@ -44,6 +44,7 @@ class Answering(Struct, frozen=True, eq=False):
     found: Quirks | None = None  # how it was asked, where that is not what is known of its target
     let_go: Callable[[], None] | None = None  # gives back the slot that it holds
     expected_hit: float | None = None  # share of the prompt that was known to be cached there; None: it does not tell
+    prompt: Usage | None = None  # what our own engine told of the prompt, before its first token
     is_kept: bool = False  # no upstream was asked: the cache has the answer
 
     def close(self) -> None:

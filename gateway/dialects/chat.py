@@ -101,10 +101,16 @@ class ChunkWriter(ABC):
         self._request_id = request_id
         options = request.stream_options
         self._includes_usage = bool(options and options.include_usage)
+        self._keeps_telling = self._includes_usage and bool(options and options.continuous_usage_stats)
 
     def pieces(self, reply: ReplyFacts, events: list[Event]) -> bytes:
         """Return the chunks for ``events``, and [DONE] at the end."""
         return b"".join([self._piece(reply, event) for event in events])
+
+    def _so_far(self, reply: ReplyFacts) -> Raw:
+        """Return what the call has used until now, in JSON."""
+        used = reply.meter.so_far()
+        return Raw(msgspec.json.encode(usage_object(used.usage, used.cost_nanousd)))
 
     @abstractmethod
     def _piece(self, reply: ReplyFacts, event: Event) -> bytes:
@@ -147,7 +153,8 @@ class ChatWriter(ChunkWriter):
         match event:
             case Delta():
                 choice = self._choice(event)
-                return (self._head or self._begin(reply)) + choice + self._tail if choice else b""
+                tail = b',"usage":' + self._so_far(reply) + b"}\n\n" if self._keeps_telling else self._tail
+                return (self._head or self._begin(reply)) + choice + tail if choice else b""
             case UsageReport(usage):
                 if not self._includes_usage:
                     return b""

@@ -65,7 +65,9 @@ class CompletionWriter(ChunkWriter):
                         }
                     ],
                 )
-                return encode_event(msgspec.json.encode(chunk | {"usage": None} if self._includes_usage else chunk))
+                if self._includes_usage:
+                    chunk["usage"] = self._so_far(reply) if self._keeps_telling else None
+                return encode_event(msgspec.json.encode(chunk))
             case UsageReport(usage):
                 if not self._includes_usage:
                     return b""

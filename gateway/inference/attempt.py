@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -23,12 +23,14 @@ from gateway.upstreams.resilience.retry_budget import RetryBudget
 from gateway.upstreams.wire.base import Asking, EventStream, Provider, Resume
 from gateway.upstreams.wire.errors import UpstreamError
 from gateway.upstreams.wire.quirks import Quirks
+from gateway.upstreams.wire.reading import count_of
 from gateway.upstreams.wire.unsayable import without_fields, without_items
 from protocol.chat import ChatRequest
 from protocol.events import Delta, Event, ReplyEnd
 from protocol.inference import Generation, Request
 from protocol.media.audio import SpeechRequest
 from protocol.serving.off_loop import off_loop
+from protocol.usage import CACHED_TOKENS, PROMPT_TOKENS, Usage
 from router.catalog.targets import Route, Target
 from router.prompt_size.bounds import with_output_limit
 from router.prompt_size.prompt_bounds import PromptBound
@@ -182,7 +184,8 @@ async def read_answer(
             events = wire.open_events(request)
             first = await _read_first(response, events, begun)
             response.due = math.inf
-            return Answering(target, provider, first, events, response)
+            prompt = _told_of_prompt(response.headers) if provider.self_hosted else None
+            return Answering(target, provider, first, events, response, prompt=prompt)
         body = (begun or b"") + await response.read()
         whole, usage = await off_loop(len(body), lambda: wire.read_reply(request, body))
         response.close()
@@ -192,6 +195,15 @@ async def read_answer(
     except BaseException:
         response.close()
         raise
+
+
+def _told_of_prompt(headers: Mapping[str, str]) -> Usage | None:
+    """Return what an engine says of the prompt in the headers of a stream; others than ours say nothing."""
+    counts = [headers.get(name, "") for name in (PROMPT_TOKENS, CACHED_TOKENS)]
+    if not all(count.isdecimal() and len(count) < 16 for count in counts):
+        return None
+    tokens, cached = (count_of(int(count)) for count in counts)
+    return Usage(tokens, cached_input_tokens=min(cached or 0, tokens)) if tokens else None
 
 
 def is_success(response: UpstreamResponse) -> bool:

@@ -20,6 +20,8 @@ from router.catalog.targets import Tier
 from router.prompt_size.bounds import output_tokens_most, requests_made
 from router.prompt_size.prompt_bounds import PromptBound
 
+NOTHING_TOLD = Usage()
+
 
 class Meter:
     """Counts one reply. Show it every delta, and what its upstream tells."""
@@ -90,8 +92,10 @@ class Meter:
         if told is not None:
             return replace(told, output_tokens=max(told.output_tokens, seen)).at_least(self._used)
         gpu_seconds, extra = sum(self._gpu_seconds.values()), self._extra_requests()
+        prompt = self._source.answering.prompt or NOTHING_TOLD
         usage = Usage(
             self._prompt_seen,
+            cached_input_tokens=prompt.cached_input_tokens,
             output_tokens=seen,
             gpu_seconds=gpu_seconds,
             extra_requests=extra,
@@ -119,6 +123,8 @@ class Meter:
         return max(0, cost_of(usage, price, at=self._call.created_at) - cost)
 
     def _probable_prompt(self) -> int:
+        if (told := self._source.answering.prompt) is not None:
+            return told.input_tokens
         return charged_prompt_tokens(self._call.request, self._source.answering.target.model, self._prompt)
 
     def _extra_requests(self) -> int:

@@ -25,6 +25,7 @@ from protocol.completions import CompletionRequest
 from protocol.errors import ServiceError
 from protocol.serving.leaving import ended_when_client_leaves
 from protocol.sse import DONE, encode_event
+from protocol.usage import CACHED_TOKENS, PROMPT_TOKENS
 
 log = logging.getLogger("gpu_backend")
 
@@ -55,7 +56,9 @@ class Envelope:
         self, front: Front, body: ChatRequest | CompletionRequest, prefix: str, *, whole: str, chunk: str
     ) -> None:
         self._whole, self._chunk = whole, chunk
-        self.shows_usage = bool(body.stream_options and body.stream_options.include_usage)
+        options = body.stream_options
+        self.shows_usage = bool(options and options.include_usage)
+        self.keeps_telling = self.shows_usage and bool(options and options.continuous_usage_stats)
         self._common: dict[str, Any] = {
             "id": f"{prefix}-{front.new_id()}",
             "created": int(front.now()),
@@ -70,9 +73,9 @@ class Envelope:
         answer = Answer(object=self._whole, choices=choices, usage=usage, kv_transfer_params=transfer, **self._common)
         return encode(answer)
 
-    def chunk(self, choice: Choice) -> bytes:
-        """Return a chunk with one choice: its usage is null where a later chunk will have one."""
-        usage = None if self.shows_usage else UNSET
+    def chunk(self, choice: Choice, so_far: UsageBody | None = None) -> bytes:
+        """Return a chunk with one choice: its usage is null where a later chunk will have one, unless told so far."""
+        usage = so_far if self.shows_usage else UNSET
         return encode(Answer(object=self._chunk, choices=(choice,), usage=usage, **self._common))
 
     def usage_chunk(self, usage: UsageBody) -> bytes:
@@ -113,14 +116,15 @@ class InferenceResponse:
             first = await anext(pieces)  # before the status goes out: a failure may still have its own
             headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
             headers += load_headers(asked, self._front.engine.load)
+            headers += prompt_headers(generation.usage())
             await send({"type": "http.response.start", "status": 200, "headers": _headers(headers, self._request_id)})
             keep_alive = StreamKeepAlive(send, self._front.engine)
             try:
-                await self._send_pieces(first, send)
+                envelope = self._writer.envelope
+                await self._send_pieces(first, generation, send)
                 async for some in pieces:
                     keep_alive.note_sent()
-                    await self._send_pieces(some, send)
-                envelope = self._writer.envelope
+                    await self._send_pieces(some, generation, send)
                 usage = encode_event(envelope.usage_chunk(generation.usage())) if envelope.shows_usage else b""
                 await _send_more(send, usage + DONE)
             except Exception as exc:
@@ -134,9 +138,12 @@ class InferenceResponse:
                 keep_alive.stop()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_pieces(self, pieces: list[Piece], send: Any) -> None:
-        chunk = self._writer.envelope.chunk
-        events = [encode_event(chunk(choice)) for piece in pieces for choice in self._writer.choices(piece)]
+    async def _send_pieces(self, pieces: list[Piece], generation: Generation, send: Any) -> None:
+        envelope = self._writer.envelope
+        so_far = generation.usage() if envelope.keeps_telling else None
+        events = [
+            encode_event(envelope.chunk(choice, so_far)) for piece in pieces for choice in self._writer.choices(piece)
+        ]
         if events:
             await _send_more(send, b"".join(events))
 
@@ -187,6 +194,14 @@ async def _send_more(send: Any, body: bytes) -> None:
 
 def _headers(headers: list[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
     return [*headers, (b"x-request-id", request_id.encode())]
+
+
+def prompt_headers(usage: UsageBody) -> RawHeaders:
+    """Return what a stream's headers tell of its prompt: a gateway says it before the usage at the end."""
+    return [
+        (PROMPT_TOKENS.encode(), b"%d" % usage.prompt_tokens),
+        (CACHED_TOKENS.encode(), b"%d" % usage.cached_tokens),
+    ]
 
 
 ASKS, TELLS = b"endpoint-load-metrics-format", b"endpoint-load-metrics"

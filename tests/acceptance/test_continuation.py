@@ -230,6 +230,24 @@ def test_tool_calls_go_on_too(scene: Scene) -> None:
         assert calls(told) == calls(whole) == [("pay", '{"toll": 3}'), ("pay", "{}")]
 
 
+@pytest.mark.parametrize("path", ["messages", *CLASSIC])
+def test_a_stream_tells_the_true_prompt_from_its_first_event(scene: Scene, path: str) -> None:
+    """The engine counts it before its first token: message_start, and each chunk where that was asked for, is exact."""
+    options = {} if path == "messages" else {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    told = scene.ask(path, **options)
+    said = told.events
+    first, last = (said[0]["message"], said[-2]) if path == "messages" else (said[0], said[-1])
+    (row,) = scene.rows(told)
+
+    assert first["usage"].get("input_tokens") == last["usage"].get("input_tokens")
+    assert first["usage"].get("prompt_tokens") == last["usage"].get("prompt_tokens")
+    assert row.input_tokens in (last["usage"].get("input_tokens"), last["usage"].get("prompt_tokens"))
+    if path in CLASSIC:
+        made = [each["usage"]["completion_tokens"] for each in said]
+        assert made == sorted(made) and 0 < made[0] <= made[-1] == row.output_tokens
+        assert said[-2]["usage"]["cost_usd"] == last["usage"]["cost_usd"]
+
+
 def test_log_probabilities_go_on_too(scene: Scene) -> None:
     """Each token's comes once, also of those whose text was kept back when the first replica died."""
 

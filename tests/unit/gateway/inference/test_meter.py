@@ -26,7 +26,7 @@ from tests.support.house import model
 WORDS = 500  # pieces of output, a token each
 
 
-def meter_of(told: Usage | None = None, said: str = "hi") -> Meter:
+def meter_of(told: Usage | None = None, said: str = "hi", prompt: Usage | None = None) -> Meter:
     request = ChatRequest(model="small", messages=(Message(role="user", content=said),))
     call = Call(
         request_id="0196090a-7c00-7000-8000-000000000000",
@@ -38,7 +38,7 @@ def meter_of(told: Usage | None = None, said: str = "hi") -> Meter:
         started=0.0,
     )
     target = Target(model("small"), Endpoint("here", "http://upstream"))
-    source = SimpleNamespace(answering=SimpleNamespace(target=target, usage=told), tokens_made=0)
+    source = SimpleNamespace(answering=SimpleNamespace(target=target, usage=told, prompt=prompt), tokens_made=0)
     return Meter(call, cast(Any, source), bound_prompt(request).closely())
 
 
@@ -143,3 +143,11 @@ def test_a_prompt_that_was_not_counted_is_charged_no_more_than_was_held_for_it(i
         meter.take_whole(ChatReply(choices=()))
 
     assert meter.usage().input_tokens == held.tokens_on(model("small")) < len(said) // 4
+
+
+def test_a_prompt_that_was_told_before_its_answer_is_charged_as_it_was_told() -> None:
+    """Our own engine counts it, and what its cache had, before the first token: who leaves then pays for that."""
+    meter = meter_of(prompt=Usage(6436, cached_input_tokens=6400))
+    meter.take(Delta(text="word"))
+
+    assert meter.usage() == Usage(6436, cached_input_tokens=6400, output_tokens=1)

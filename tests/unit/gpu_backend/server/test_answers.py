@@ -68,6 +68,21 @@ def test_a_stream_has_a_role_deltas_an_end_and_usage(engine: FakeEngine, http: h
     assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 6)
 
 
+def test_each_chunk_tells_the_usage_so_far_where_that_is_asked_for(engine: FakeEngine, http: httpx.Client) -> None:
+    """As vLLM has it: ``continuous_usage_stats`` beside ``include_usage``. The prompt is in the headers, too."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    answer = http.post("/v1/chat/completions", json={**CHAT, "stream": True, "stream_options": options})
+    *chunks, last, _ = chunks_of(answer)
+    made = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+
+    assert {chunk["usage"]["prompt_tokens"] for chunk in [*chunks, last]} == {len("<user>hi<assistant>")}
+    assert made == sorted(made) and 0 < made[0] <= made[-1] == 6
+    assert (answer.headers["x-prompt-tokens"], answer.headers["x-cached-tokens"]) == (
+        str(len("<user>hi<assistant>")),
+        "0",
+    )
+
+
 @pytest.mark.parametrize(
     ("path", "asked"), [("chat/completions", CHAT), ("completions", {"model": "tiny", "prompt": "hi"})]
 )
