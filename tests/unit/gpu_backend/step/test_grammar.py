@@ -7,11 +7,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Event
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
+from gpu_backend.server.checkpoint.checkpoint import Checkpoint
+from gpu_backend.server.checkpoint.tool_calls import ToolStyle
+from gpu_backend.server.requests.tools import read_tools
 from gpu_backend.step.grammar import (
     MAX_GRAMMAR_BYTES,
     BadGrammar,
@@ -21,6 +25,7 @@ from gpu_backend.step.grammar import (
     begin_masks,
 )
 from gpu_backend.step.sampling_params import Grammar, GrammarKind
+from protocol.chat import ChatRequest, Function, Tool
 from tests.support.front import END, token_ids, write_small_files
 
 VOCAB = 260
@@ -221,3 +226,24 @@ def test_without_the_library_a_grammar_is_refused(tmp_path: Path, monkeypatch: p
 
     with pytest.raises(BadGrammar, match="llguidance"):
         compiler.compile(schema({})).result()
+
+
+def test_a_call_that_its_schema_bounds_ends_whatever_the_model_says(compiler: GrammarCompiler) -> None:
+    """Blanks first, then letters and digits, as long as any may come: only what a schema leaves open has no end but
+    ``max_tokens``."""
+    size, unit = {"type": "integer", "minimum": 0, "maximum": 999}, {"type": "string", "maxLength": 8}
+    schema = {"properties": {"size": size, "unit": unit}, "additionalProperties": False}
+    tool = Tool(Function("add", parameters=schema))
+    asked = ChatRequest(model="tiny", messages=(), tools=(tool,), tool_choice="required", parallel_tool_calls=False)
+    hermes = SimpleNamespace(tool_style=ToolStyle.HERMES)
+    codec = SimpleNamespace(is_special=lambda token: False)
+    use = read_tools(asked, cast(Checkpoint, SimpleNamespace(tool_chat=hermes, codec=codec)))
+    assert use is not None and use.grammar is not None
+    constraint, length = compiler.compile(use.grammar).result().copy(), 0
+    worst = token_ids(" \n\tabc019")
+    while not constraint.is_complete and length < 400:
+        may = allowed(constraint) - {END}
+        constraint.accept((next((token for token in worst if token in may), min(may)),))
+        length += 1
+
+    assert constraint.is_complete
