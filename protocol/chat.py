@@ -131,6 +131,25 @@ class RedactedThinkingBlock(Struct, frozen=True, tag="redacted_thinking"):
     data: str
 
 
+class VoiceId(Struct, frozen=True):
+    """A voice of the account's own."""
+
+    id: str
+
+
+class AudioAsked(Struct, frozen=True):
+    """How an answer is said aloud."""
+
+    voice: str | VoiceId
+    format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16"]
+
+
+class SpokenBefore(Struct, frozen=True):
+    """An earlier answer by voice, which its provider keeps for a while."""
+
+    id: str
+
+
 class Message(Struct, frozen=True, omit_defaults=True):
     """One turn of the conversation."""
 
@@ -144,6 +163,7 @@ class Message(Struct, frozen=True, omit_defaults=True):
     thinking_blocks: (
         Annotated[tuple[ThinkingBlock | RedactedThinkingBlock, ...], Meta(max_length=MOST_PARTS)] | None
     ) = None
+    audio: SpokenBefore | None = None
 
     def text(self) -> str:
         """Return the words of the message, parts joined; images and files count as nothing."""
@@ -250,6 +270,8 @@ class ChatRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
+    modalities: tuple[Literal["text", "audio"], ...] | None = None  # None: text; else said aloud, too
+    audio: AudioAsked | None = None
 
     @property
     def output_limit(self) -> int | None:
@@ -281,6 +303,15 @@ class NativeEnd(Struct, frozen=True, kw_only=True):
     usage: dict[str, Any] = {}  # fields of its usage: cache_creation, server_tool_use, service_tier, …
 
 
+class Spoken(Struct, frozen=True, omit_defaults=True):
+    """An answer by voice, or a piece of one."""
+
+    id: str | None = None
+    data: str = ""  # the sound, in base64
+    expires_at: int | None = None  # unix seconds; until then its provider knows it by its id
+    transcript: str = ""  # of a whole one; that of a piece is its delta's text
+
+
 class ReplyMessage(Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None = None
@@ -289,6 +320,7 @@ class ReplyMessage(Struct, frozen=True, kw_only=True):
     reasoning_content: str | None = None
     reasoning: tuple[Reasoning, ...] = ()  # where the upstream signs it
     blocks: tuple[Struct, ...] = ()  # all of it as Anthropic's API has it, where citations or the order say more
+    audio: Spoken | None = None
 
 
 class Choice(Struct, frozen=True, kw_only=True):

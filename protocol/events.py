@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Raw, Struct
 
-from protocol.chat import FinishReason, NativeEnd
+from protocol.chat import FinishReason, NativeEnd, Spoken
 from protocol.messages import ServerBlock
 from protocol.usage import Usage
 
@@ -43,13 +43,15 @@ class Delta(Struct, frozen=True, tag="delta"):
     audio: bytes = b""  # of speech
     told: dict[str, Raw] | None = None  # the event of a response that said so, where its upstream speaks that API
     used: Usage | None = None  # by a call of a tool of the upstream's, so far, as such events tell
+    spoken: Spoken | None = None  # of an answer by voice, whose transcript is the text
 
     @property
     def has_content(self) -> bool:
         """Whether this is a first token, or a call of a tool of the upstream's: a role alone, a ping or a comment is
         not."""
         said = self.text or self.tool_calls or self.refusal or self.reasoning or self.redacted
-        return bool(said or self.server_block or self.audio or self.used is not None)
+        heard = self.audio or (self.spoken is not None and self.spoken.data)
+        return bool(said or self.server_block or heard or self.used is not None)
 
 
 class UsageReport(Struct, frozen=True, tag="usage"):

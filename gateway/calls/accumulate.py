@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
-from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, FunctionCall, ReplyMessage, ToolCall
+from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, FunctionCall, ReplyMessage, Spoken, ToolCall
 from protocol.completions import CompletionChoice, CompletionReply
 from protocol.events import Delta, ToolCallDelta
 from protocol.inference import Request, WholeReply
@@ -28,6 +29,8 @@ class _Parts:
     calls: dict[int, _Call] = field(default_factory=dict)
     logprobs: list[Raw] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    transcript: list[str] = field(default_factory=list)
+    audio: Spoken | None = None  # of an answer by voice, without its transcript and its sound
     finish_reason: FinishReason = FinishReason.STOP
 
 
@@ -41,7 +44,11 @@ class Collector:
     def add(self, delta: Delta) -> None:
         """Take in one delta."""
         parts = self._choices.setdefault(delta.index, _Parts())
-        if delta.text:
+        if (spoken := delta.spoken) is not None:
+            parts.transcript.append(delta.text)
+            known = parts.audio or Spoken()
+            parts.audio = Spoken(spoken.id or known.id, expires_at=spoken.expires_at or known.expires_at)
+        elif delta.text:
             parts.text.append(delta.text)
         if delta.refusal:
             parts.refusal.append(delta.refusal)
@@ -75,12 +82,13 @@ def _chat_choice(index: int, parts: _Parts) -> Choice:
         ToolCall(call.id, FunctionCall(call.name, "".join(call.arguments) or "{}"))
         for _, call in sorted(parts.calls.items())
     )
-    has_text = parts.text or not (calls or parts.refusal)
+    has_text = parts.text or not (calls or parts.refusal or parts.audio)
     message = ReplyMessage(
         content="".join(parts.text) if has_text else None,
         refusal="".join(parts.refusal) or None,
         tool_calls=calls or None,
         reasoning_content="".join(parts.reasoning) or None,
+        audio=parts.audio and replace(parts.audio, transcript="".join(parts.transcript)),
     )
     return Choice(
         index=index, message=message, finish_reason=parts.finish_reason, logprobs=_join_logprobs(parts.logprobs)

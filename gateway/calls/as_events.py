@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from protocol.chat import ChatReply, Choice, FinishReason, RedactedThinkingBlock, ReplyMessage, ThinkingBlock
 from protocol.completions import CompletionReply
@@ -51,6 +52,8 @@ def _chat_deltas(choice: Choice) -> list[Event]:
             events += [Delta(index, reasoning=thought.text), Delta(index, signature=thought.signature)]
     if message.content or message.refusal:
         events.append(Delta(index, message.content or "", refusal=message.refusal or "", logprobs=choice.logprobs))
+    if (audio := message.audio) is not None:
+        events.append(Delta(index, audio.transcript, spoken=replace(audio, transcript="")))
     for number, call in enumerate(message.tool_calls or ()):
         events.append(
             Delta(index, tool_calls=(ToolCallDelta(number, call.function.arguments, call.id, call.function.name),))

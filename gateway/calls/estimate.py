@@ -10,7 +10,14 @@ from protocol.events import Delta
 from protocol.inference import Request, WholeReply
 from protocol.usage import Usage
 from router.catalog.targets import ModelSpec
-from router.prompt_size.bounds import input_tokens_most, output_tokens_most, pieces_likely, requests_made
+from router.prompt_size.bounds import (
+    SPEECH_CHARACTERS,
+    SPEECH_TOKENS,
+    input_tokens_most,
+    output_tokens_most,
+    pieces_likely,
+    requests_made,
+)
 from router.prompt_size.prompt_bounds import USUAL_TOKEN_BYTES, PromptBound, prompt_tokens_likely
 from router.prompt_size.prompt_lengths import prompt_tokens_least
 
@@ -33,7 +40,7 @@ def charged_prompt_tokens(request: Request, model: ModelSpec, prompt: PromptBoun
 
 def heard_tokens(prompt: PromptBound | None, charged: int) -> int:
     """Return about how many tokens of a prompt are of recordings. ``prompt`` is what was held."""
-    return min(charged, prompt.heard[1]) if prompt is not None and prompt.recordings else 0
+    return min(charged, prompt.heard[1]) if prompt is not None and prompt.is_heard else 0
 
 
 def filled_in(request: Request, model: ModelSpec, prompt: PromptBound | None, told: Usage | None) -> Usage:
@@ -69,17 +76,25 @@ def tokens_of(delta: Delta) -> int:
     return 1 if size else int(delta.has_content)
 
 
+def spoken_tokens(transcript: str) -> int:
+    """Return about how many tokens the sound of a transcript has, beside those of its words."""
+    return -(-len(transcript) * SPEECH_TOKENS // SPEECH_CHARACTERS)
+
+
 def probable_usage(request: Request, whole: WholeReply, most: int) -> Usage:
     """Return about what a whole reply without a usage report used; ``most``: output tokens that its hold covers."""
-    size = 0
+    size = spoken = 0
     match whole:
         case ChatReply():
             for message in (choice.message for choice in whole.choices):
-                words = (message.content, message.refusal, message.reasoning_content)
+                transcript = "" if message.audio is None else message.audio.transcript
+                spoken += spoken_tokens(transcript)
+                words = (message.content, message.refusal, message.reasoning_content, transcript)
                 size += sum(len((text or "").encode()) for text in words)
                 for call in message.tool_calls or ():
                     size += len(call.function.name) + len(call.function.arguments.encode())
         case CompletionReply():
             size = sum(len(choice.text.encode()) for choice in whole.choices)
-    output = min(most, -(-size // USUAL_TOKEN_BYTES))
-    return Usage(input_tokens=probable_prompt_tokens(request), output_tokens=output)
+    output = min(most, -(-size // USUAL_TOKEN_BYTES) + spoken)
+    prompt = probable_prompt_tokens(request)
+    return Usage(input_tokens=prompt, output_tokens=output, audio_output_tokens=min(spoken, output))

@@ -116,6 +116,8 @@ def _read_at_one(
         words += f"{provider_name} is none"
         complain(fields.node("abilities") or node, faults, words)
     price = _price(fields, known_as, set(abilities), listed, own_discount)
+    if Capability.VOICE in abilities and provider is not None:
+        _check_voice(fields.node("abilities") or node, faults, price, provider)
     has_batch_api = provider is not None and provider.batch_api
     batch_price = replace(price, batch_discount=PROVIDERS_DISCOUNT if said is None else said)
     spec = ModelSpec(
@@ -139,6 +141,14 @@ def _read_at_one(
     )
     fields.close()
     return spec
+
+
+def _check_voice(node: Node, faults: Faults, price: Price, provider: ProviderSettings) -> None:
+    if provider.self_hosted or provider.format != "openai":
+        words = "`voice` needs a provider with `format: openai` that is no engine of our own; "
+        complain(node, faults, f"{words}{provider.name} is none")
+    elif price.audio_output is None:
+        complain(node, faults, "`voice` needs to know what is said aloud costs: add `audio_output` to `price`")
 
 
 def _service_tiers(price: Price) -> Read[tuple[tuple[str, Price], ...]]:

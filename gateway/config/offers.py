@@ -10,7 +10,7 @@ from gateway.config.fields import Faults
 from gateway.config.models import read_model
 from gateway.config.tree import Fault, Node, Section, tree_of
 from gateway.core.settings import ProviderSettings
-from gateway.model_facts.listed_models import embeds, hears, is_offered, sees
+from gateway.model_facts.listed_models import embeds, hears, is_offered, sees, speaks
 from router.catalog.targets import Capability, ModelSpec
 
 ALL = "*"
@@ -78,5 +78,5 @@ def _abilities(model: str) -> list[str]:
     if embeds(model):
         return [Capability.EMBEDDINGS.value]
     usual = [Capability.CHAT.value, Capability.TOOLS.value, Capability.JSON.value]
-    more = ((Capability.VISION, sees), (Capability.AUDIO, hears))
+    more = ((Capability.VISION, sees), (Capability.AUDIO, hears), (Capability.VOICE, speaks))
     return [*usual, *(capability.value for capability, has in more if has(model))]

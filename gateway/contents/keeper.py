@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from billing.core.records import Status, UsageRecord
 from gateway.calls.accumulate import Collector
 from gateway.calls.call import Call
 from gateway.calls.hooks import ReplyHook
 from gateway.storage.encryption import Sealer
-from protocol.chat import ChatReply
+from protocol.chat import ChatReply, Choice
 from protocol.completions import CompletionReply
 from protocol.embeddings import EmbeddingReply, RerankReply
 from protocol.events import Delta
@@ -108,8 +109,10 @@ class Keeper(ReplyHook):
 
     async def whole(self, whole: WholeReply) -> WholeReply:
         """Gather a reply that came whole."""
-        self._size = _size_of(whole)
-        self._answer = whole if self._size <= LONGEST else None
+        self._size, kept = _size_of(whole), whole
+        if isinstance(whole, ChatReply) and any(choice.message.audio for choice in whole.choices):
+            kept = replace(whole, choices=tuple(map(_without_sound, whole.choices)))
+        self._answer = kept if self._size <= LONGEST else None
         return whole
 
     def close(self, record: UsageRecord) -> None:
@@ -120,6 +123,12 @@ class Keeper(ReplyHook):
         self._keep(gathered(self._call, record.status, answer, weight))
 
 
+def _without_sound(choice: Choice) -> Choice:
+    if (audio := choice.message.audio) is None:
+        return choice
+    return replace(choice, message=replace(choice.message, audio=replace(audio, data="")))
+
+
 def _size_of(whole: WholeReply) -> int:
     """Return about how many bytes a whole reply is as JSON: to write out a thousand vectors takes long."""
     match whole:
@@ -127,7 +136,8 @@ def _size_of(whole: WholeReply) -> int:
             size = sum(map(len, map(bytes, (whole.told or {}).values())))
             for choice in choices:
                 message = choice.message
-                said = (message.content, message.reasoning_content, message.refusal)
+                transcript = None if message.audio is None else message.audio.transcript
+                said = (message.content, message.reasoning_content, message.refusal, transcript)
                 size += sum(len(text or "") for text in said) + len(bytes(choice.logprobs or b""))
                 size += sum(len(call.function.arguments) for call in message.tool_calls or ())
             return size

@@ -21,6 +21,7 @@ from protocol.chat import (
     JsonObjectFormat,
     Message,
     Reasoning,
+    Spoken,
     check_arguments,
 )
 from protocol.completions import CompletionRequest
@@ -49,6 +50,7 @@ def check_chat(request: ChatRequest) -> None:
     is_moot = request.tool_choice in (None, "auto", "none")  # clients say so with no tools at hand
     require(is_moot or bool(request.tools), "tool_choice", "'tool_choice' needs 'tools'.")
     check_arguments(request)
+    _check_voice(request)
     for place, message in enumerate(request.messages):
         if isinstance(message.content, tuple):
             _check_files(message, f"messages[{place}]")
@@ -60,6 +62,23 @@ def check_chat(request: ChatRequest) -> None:
             )
         elif message.content is None and message.role != "assistant":
             require(False, f"messages[{place}].content", f"A {message.role} message needs 'content'.")
+        if message.audio is not None:
+            words = "An earlier answer by voice, by its id, stands in an assistant message."
+            require(message.role == "assistant", f"messages[{place}].audio", words)
+            require_short(message.audio.id, LONGEST_NAME, f"messages[{place}].audio.id")
+
+
+def _check_voice(request: ChatRequest) -> None:
+    """Refuse an answer by voice that does not say which voice and form, or the other way. Raises BadRequest."""
+    is_spoken = "audio" in (request.modalities or ())
+    right = """An answer by voice takes 'modalities': ["text", "audio"], and 'audio' with a 'voice' and a 'format'."""
+    require(request.modalities != (), "modalities", "'modalities' is empty. Leave it out, or send [\"text\"].")
+    require(is_spoken or request.audio is None, "modalities", right)
+    require(not is_spoken or request.audio is not None, "audio", right)
+    if request.audio is not None:
+        voice = request.audio.voice
+        name = voice if isinstance(voice, str) else voice.id
+        require(0 < len(name) <= LONGEST_NAME, "audio.voice", f"A voice's name has 1 to {LONGEST_NAME} characters.")
 
 
 def _check_files(message: Message, where: str) -> None:
@@ -178,12 +197,14 @@ class ChatWriter(ChunkWriter):
         """Return a chunk's choices; nothing for a delta that says nothing to a client."""
         is_words = not (delta.refusal or delta.reasoning or delta.signature or delta.redacted or delta.tool_calls)
         is_going_on = delta.finish_reason is None and delta.logprobs is None and delta.index in self._begun
-        if delta.text and is_words and is_going_on:  # as nearly all are
+        if delta.text and is_words and is_going_on and delta.spoken is None:  # as nearly all are
             words = msgspec.json.encode(delta.text)
             return b'[{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}]' % (delta.index, words)
         piece = _DeltaOut(
             content=delta.text or None, refusal=delta.refusal or None, reasoning_content=delta.reasoning or None
         )
+        if delta.spoken is not None:
+            piece = msgspec.structs.replace(piece, content=None, audio=_spoken(delta.spoken, delta.text))
         if delta.reasoning or delta.signature or delta.redacted:
             thoughts = self._thoughts.setdefault(delta.index, _Thoughts())
             if (block := thoughts.add(delta)) is not None:
@@ -194,10 +215,11 @@ class ChatWriter(ChunkWriter):
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             # A lone role has an empty text only where the upstream said so: some clients begin a text part with it.
-            begins_text = (delta.begins_text or delta.finish_reason is not None) and not delta.has_content
+            is_silent = not delta.has_content and delta.spoken is None
+            begins_text = (delta.begins_text or delta.finish_reason is not None) and is_silent
             content = piece.content or ("" if begins_text else None)
             piece = msgspec.structs.replace(piece, role="assistant", content=content)
-        elif not (delta.has_content or delta.signature or delta.finish_reason or delta.logprobs):
+        elif not (delta.has_content or delta.signature or delta.finish_reason or delta.logprobs or delta.spoken):
             return b""  # the ids of tokens that complete no character
         reason = b'"%s"' % delta.finish_reason.value.encode() if delta.finish_reason is not None else b"null"
         logprobs = bytes(delta.logprobs) if delta.logprobs is not None else b"null"
@@ -231,6 +253,13 @@ class _DeltaOut(Struct, frozen=True, omit_defaults=True):
     reasoning_content: str | None = None
     thinking_blocks: list[dict[str, Any]] | None = None
     tool_calls: list[dict[str, Any]] | None = None
+    audio: dict[str, Any] | None = None
+
+
+def _spoken(audio: Spoken, transcript: str) -> dict[str, Any]:
+    """Return an answer by voice, or a piece of one, as OpenAI has it: what is not said is not there."""
+    said = {"id": audio.id, "data": audio.data, "transcript": transcript, "expires_at": audio.expires_at}
+    return {name: value for name, value in said.items() if value}
 
 
 def usage_object(usage: Usage, cost_nanousd: int) -> dict[str, Any]:
@@ -259,6 +288,8 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "content": choice.message.content,
         "refusal": choice.message.refusal,
     }
+    if (audio := choice.message.audio) is not None:
+        message["audio"] = {"data": "", "transcript": "", **_spoken(audio, audio.transcript)}
     if choice.message.tool_calls:
         message["tool_calls"] = choice.message.tool_calls
     if choice.message.reasoning_content is not None:
@@ -283,7 +314,10 @@ def _call_piece(index: int, call_id: str | None, name: str | None, arguments: st
 
 
 def as_asked(chat: ChatRequest, extra: dict[str, Any]) -> Asked:
-    """Return a chat with its schema, where it names one, in the place that upstreams look for it."""
+    """Return a chat with its schema, where it names one, in the place that upstreams look for it, and without saying
+    that it is answered in words, as all are."""
+    if chat.modalities is not None and "audio" not in chat.modalities:
+        chat = msgspec.structs.replace(chat, modalities=None)
     form = chat.response_format
     if isinstance(form, JsonObjectFormat) and form != JsonObjectFormat():
         chat = msgspec.structs.replace(chat, response_format=form.in_openais_words())

@@ -8,7 +8,14 @@ from msgspec.structs import replace
 from billing.core.holds import Settlement
 from billing.core.prices import Price, cost_of, of_picture
 from gateway.calls.call import Call
-from gateway.calls.estimate import charged_prompt_tokens, filled_in, heard_tokens, probable_usage, tokens_of
+from gateway.calls.estimate import (
+    charged_prompt_tokens,
+    filled_in,
+    heard_tokens,
+    probable_usage,
+    spoken_tokens,
+    tokens_of,
+)
 from gateway.inference.failover import FailoverStream
 from protocol.events import Delta
 from protocol.inference import Generation, WholeReply
@@ -31,6 +38,7 @@ class Meter:
         self._told = source.answering.usage  # by its upstream
         self._seen_when_told = 0  # of output_seen
         self._used = Usage()  # of the upstream's own tools, by what went past
+        self._spoken = 0  # tokens of sound, by what went past
         self._tier: str | None = None  # of service, by its upstream
         self._picture: tuple[str | None, str | None] = (None, None)  # quality and size of pictures, by their upstream
         self._call = call
@@ -43,6 +51,10 @@ class Meter:
     def take(self, delta: Delta) -> None:
         """Count a delta that goes past."""
         self.output_seen += tokens_of(delta)
+        if delta.spoken is not None:
+            spoken = spoken_tokens(delta.text)
+            self.output_seen += spoken
+            self._spoken += spoken
         if isinstance(delta.server_block, WebSearchResultBlock):
             self._used += Usage(web_searches=delta.server_block.has_found)
         if delta.used is not None:
@@ -71,7 +83,8 @@ class Meter:
             self._told = usage.at_least(getattr(whole, "used", None) or Usage())
         elif not told.output_tokens:
             probable = probable_usage(self._call.request, whole, self._output_most())
-            self._told = replace(told, output_tokens=probable.output_tokens)
+            said, spoken = probable.output_tokens, probable.audio_output_tokens
+            self._told = replace(told, output_tokens=said, audio_output_tokens=spoken)
 
     def so_far(self) -> Settlement:
         """Return what was used so far, and what it costs."""
@@ -90,7 +103,9 @@ class Meter:
             self._most = self._output_most()
         seen = min(self._source.tokens_made or seen, self._most)  # what is only estimated never exceeds the hold
         if told is not None:
-            return replace(told, output_tokens=max(told.output_tokens, seen)).at_least(self._used)
+            seen = max(told.output_tokens, seen)
+            spoken = max(told.audio_output_tokens, min(self._spoken, seen))
+            return replace(told, output_tokens=seen, audio_output_tokens=spoken).at_least(self._used)
         gpu_seconds, extra = sum(self._gpu_seconds.values()), self._extra_requests()
         prompt = self._source.answering.prompt or NOTHING_TOLD
         usage = Usage(
@@ -100,6 +115,7 @@ class Meter:
             gpu_seconds=gpu_seconds,
             extra_requests=extra,
             audio_input_tokens=heard_tokens(self._prompt, self._prompt_seen),
+            audio_output_tokens=min(self._spoken, seen),
         )
         return usage.at_least(self._used)
 

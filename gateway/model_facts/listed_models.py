@@ -53,6 +53,7 @@ SEES = re.compile(
     r"gpt-(?:4o|4\.1|4-turbo|4\.5|[5-9])(?!.*oss)|chatgpt-4o|(?:^|/)o(?:1(?!-(?:mini|preview))|3(?!-mini)|4)|claude|gemini"
     r"|gemma-[34]|llama-?(?:4|v?3[.p]2-(?:11|90)b)|pixtral|vision|[-.]vl|grok-(?:4|2-vision)|mistral-(?:medium|small|large)-(?:[3-9]|2[5-9])"
 )
+SPEAKS = re.compile(r"^gpt-audio")
 HEARS = re.compile(r"gemini-(?:[2-9]|1\.5)|gpt-audio")
 
 
@@ -74,3 +75,8 @@ def sees(model: str) -> bool:
 def hears(model: str) -> bool:
     """Whether a model is known to take recordings in its chats."""
     return HEARS.search(model.lower()) is not None
+
+
+def speaks(model: str) -> bool:
+    """Whether a model is known to answer chats by voice."""
+    return SPEAKS.search(model.lower()) is not None

@@ -27,9 +27,11 @@ from gateway.moderation.rules.policy import Policy, Stage, policy_of
 from gateway.moderation.text_reader import TextReader
 from gateway.telemetry.meters import counter_of
 from gateway.telemetry.metrics import Metrics
+from protocol.errors import UnsupportedParameter
 from protocol.inference import Request
 from protocol.messages import MessagesRequest
 from protocol.serving.off_loop import off_loop
+from router.prompt_size.bounds import is_spoken
 
 # Of a call by its endpoint; of others "messages".
 PARAMS = {
@@ -114,8 +116,12 @@ class Moderator:
         return None if self._is_off and team is None else self.policy(team)
 
     async def redacted(self, call: Call) -> Call:
-        """Return a call without what its policy takes out of requests; the same where that is nothing."""
+        """Return a call without what its policy takes out of requests; the same where that is nothing. Raises
+        UnsupportedParameter for an answer from which nothing could be taken."""
         policy = self.policy_for(call)
+        if policy is not None and is_spoken(call.request) and policy.redacted_groups("output"):
+            words = "The content policy takes personal data out of answers, which cannot be done with what is spoken."
+            raise UnsupportedParameter(f"{words} Ask for 'text' alone.", param="modalities")
         if policy is None or not (groups := policy.redacted_groups("input")):
             return call
         cleared, found = await off_loop(call.size, partial(redacted_call, call, groups))

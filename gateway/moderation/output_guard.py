@@ -46,7 +46,7 @@ class OutputGuard(ReplyHook):
         said = delta.reasoning + delta.text + delta.refusal + "".join(call.arguments for call in delta.tool_calls)
         if said:
             self._fresh[delta.index] = fresh = self._fresh.get(delta.index, "") + said
-            self._is_due = self._is_due or len(fresh) >= STEP
+            self._is_due = self._is_due or (len(fresh) >= STEP and delta.spoken is None)  # that waits for all of it
         self._is_due = self._is_due or delta.finish_reason is not None
         if not self._may_block:
             return (delta,)

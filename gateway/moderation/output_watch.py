@@ -57,7 +57,7 @@ class OutputWatch(ReplyHook):
             self._look_at(windows)
         elif full := list(windows):
             asyncio.get_running_loop().call_soon(self._look_at, full)
-        is_end = delta.finish_reason is not None
+        is_end = choice.has_ended = choice.has_ended or delta.finish_reason is not None
         if is_end and (delta.finish_reason is FinishReason.CONTENT_FILTER or choice.has_refused):
             self._note_refusal()
         passed = choice.release(everything=is_end)
@@ -111,10 +111,10 @@ class OutputWatch(ReplyHook):
 class _Choice:
     """One reply so far: its parts, and the deltas that wait for windows which they can be in."""
 
-    __slots__ = ("_current", "_given", "_held", "_parts", "_said", "has_refused")
+    __slots__ = ("_current", "_given", "_held", "_parts", "_said", "has_ended", "has_refused")
 
     def __init__(self, given: frozenset[str] = frozenset()) -> None:
-        self.has_refused = False
+        self.has_refused = self.has_ended = False
         self._given = given  # names of tools that the caller gave
         self._said = 0  # visible characters, of all parts
         self._parts: dict[object, _Part] = {}
@@ -149,11 +149,15 @@ class _Choice:
 
     def release(self, *, everything: bool) -> list[Delta]:
         """Return the deltas that every window they can be in has passed, and those of parts left so long ago that what
-        follows them there is another passage."""
+        follows them there is another passage. What is said aloud waits for all of its transcript, which may come
+        later."""
         out: list[Delta] = []
-        while self._held and (everything or all(self._may_go(part, end) for part, end in self._held[0][1])):
+        while self._held and (everything or self._may_leave(*self._held[0])):
             out.append(self._held.popleft()[0])
         return out
+
+    def _may_leave(self, delta: Delta, ends: tuple[tuple[_Part, int], ...]) -> bool:
+        return delta.spoken is None and all(self._may_go(part, end) for part, end in ends)
 
     def _may_go(self, part: _Part, end: int) -> bool:
         return end <= part.passed or (part is not self._current and self._said - part.left_at >= SHARED)

@@ -85,6 +85,7 @@ def ids_of(request: Request) -> str:
         return ""
     ids = [message.tool_call_id or "" for message in request.messages]
     for message in request.messages:
+        ids.append("" if message.audio is None else message.audio.id)
         ids += [call.id for call in message.tool_calls or ()]
         for block in message.thinking_blocks or ():
             ids.append(block.signature if isinstance(block, ThinkingBlock) else block.data)
@@ -147,6 +148,7 @@ def texts_of_reply(whole: WholeReply, given: frozenset[str] = frozenset()) -> li
             texts = []
             for message in (choice.message for choice in whole.choices):
                 texts += [message.content or "", message.refusal or "", message.reasoning_content or ""]
+                texts += [] if message.audio is None else [message.audio.transcript]
                 for call in message.tool_calls or ():
                     texts.append(_unescaped(call.function.arguments.encode()))
                     if call.function.name not in given:

@@ -32,7 +32,7 @@ from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import Target, Tier
 from router.eligibility import can_serve, needs_of
 from router.learning import packed_form
-from router.prompt_size.bounds import cost_most
+from router.prompt_size.bounds import cost_most, is_spoken
 
 LARGEST_BODY = 256 * 1024  # bytes of a request that is noted
 LONGEST_ANSWER = 64 * 1024  # characters
@@ -154,6 +154,7 @@ def is_comparable(call: Call) -> bool:
         isinstance(asked, ChatRequest)
         and asked.n in (None, 1)
         and not asked.logprobs
+        and not is_spoken(asked)
         and (call.native is None or call.native.kind_of_its_own is None)
         and not any(isinstance(message, ItemMessage) for message in asked.messages)
         and call.routing.tier is Tier.INTERACTIVE

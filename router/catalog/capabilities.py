@@ -25,6 +25,7 @@ FIELD_OF = {
     Capability.LOGPROBS: "logprobs",
     Capability.VISION: "messages",
     Capability.AUDIO: "messages",
+    Capability.VOICE: "modalities",
 }
 
 
@@ -67,6 +68,8 @@ def _chat_needs(request: ChatRequest) -> list[Capability]:
         needs.append(Capability.JSON)
     if request.logprobs or request.top_logprobs:
         needs.append(Capability.LOGPROBS)
+    if request.modalities:
+        needs.append(Capability.VOICE)
     for message in request.messages:
         content = message.content
         if isinstance(content, tuple):
@@ -74,6 +77,8 @@ def _chat_needs(request: ChatRequest) -> list[Capability]:
                 needs.append(Capability.VISION)
             if any(isinstance(part, AudioPart) for part in content):
                 needs.append(Capability.AUDIO)
+        if message.audio is not None:
+            needs.append(Capability.VOICE)
         if message.tool_calls or message.role == "tool":
             needs.append(Capability.TOOLS)  # a model without tools cannot read the calls of earlier turns either
     return needs

@@ -28,6 +28,7 @@ class Capability(StrEnum):
     LOGPROBS = "logprobs"
     VISION = "vision"
     AUDIO = "audio"
+    VOICE = "voice"
 
 
 class Tier(StrEnum):

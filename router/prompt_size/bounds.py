@@ -129,9 +129,13 @@ def limit_within(
         units = hosted_most(request)
 
         def is_too_much(limit: int) -> bool:
-            heard = _heard_most(request, prompt, prompt_most, extra)
             most = Usage(
-                prompt_most, output_tokens=limit * replies, extra_requests=extra, audio_input_tokens=heard, **units
+                prompt_most,
+                output_tokens=limit * replies,
+                extra_requests=extra,
+                audio_input_tokens=_heard_most(request, model, prompt, prompt_most, extra),
+                audio_output_tokens=limit * replies if is_spoken(request) else 0,
+                **units,
             )
             if headroom.tokens is not None and most.total_tokens > headroom.tokens:
                 return True
@@ -188,9 +192,14 @@ def input_tokens_most(request: Request, model: ModelSpec, prompt: PromptBound | 
     return most * requests_made(request, model)
 
 
-def _heard_most(request: Request, prompt: PromptBound, most: int, extra: int) -> int:
+def _heard_most(request: Request, model: ModelSpec, prompt: PromptBound, most: int, extra: int) -> int:
     """Return how many tokens of a prompt of ``most`` may be of recordings: all, where tools have it read anew."""
-    return most if _hosted(request) else min(most, prompt.heard[0] * (1 + extra))
+    return most if _hosted(request) else min(most, prompt.heard_on(model) * (1 + extra))
+
+
+def is_spoken(request: Request) -> bool:
+    """Whether a chat is answered by voice."""
+    return isinstance(request, ChatRequest) and request.modalities is not None
 
 
 def hosted_most(request: Request) -> dict[str, int]:
@@ -216,15 +225,17 @@ def usage_most(request: Request, model: ModelSpec, prompt: PromptBound | None = 
         return replace(media, input_tokens=said, output_tokens=spoken)
     prompt = bound_prompt(request) if prompt is None else prompt
     prompt_most, extra = input_tokens_most(request, model, prompt), requests_made(request, model) - 1
+    output_most = output_tokens_most(request, model, prompt)
     pieces = Usage(
         input_tokens=prompt_most,
-        output_tokens=output_tokens_most(request, model, prompt),
+        output_tokens=output_most,
         extra_requests=extra,
         search_units=_search_units(request, 1),
         images=_images(request),
         characters=_characters(request),
         audio_seconds=request.file.seconds_most if isinstance(request, TranscriptionRequest) else 0,
-        audio_input_tokens=_heard_most(request, prompt, prompt_most, extra) if prompt.recordings else 0,
+        audio_input_tokens=_heard_most(request, model, prompt, prompt_most, extra) if prompt.is_heard else 0,
+        audio_output_tokens=output_most if is_spoken(request) else 0,
     )
     return replace(pieces, **units) if (units := hosted_most(request)) else pieces
 

@@ -67,6 +67,7 @@ PLAIN_DEFINITIONS = 512 * 1024  # bytes of tools or of a schema that are written
 MOST_AUDIO_TOKENS = 16
 MOST_CHAT_AUDIO_TOKENS = 32
 USUAL_AUDIO_TOKENS = 10
+USUAL_ANSWER_SECONDS = 20  # of an earlier answer by voice; nothing is held by it
 MOST_INDENTED = 4  # times their length when they are indented, beyond which they are not
 
 # Of compact JSON, its strings passed over.
@@ -81,6 +82,7 @@ class PromptBound(Struct, frozen=True, dict=True):
     texts: Sequence[str]
     images: Sequence[ImageUrl | PdfFile] = ()
     recordings: Sequence[AudioData] = ()
+    answers: int = 0  # earlier ones by voice
     is_close: bool = False
 
     @cached_property
@@ -100,10 +102,19 @@ class PromptBound(Struct, frozen=True, dict=True):
     def tokens_on(self, model: ModelSpec) -> int:
         """Return a number of tokens that the prompt never exceeds on ``model``."""
         text = self._counted(model.tokenizer) if self.is_close and self.size <= LONG else self.size
-        if not (self.images or self.recordings):
+        if not (self.images or self.is_heard):
             return text
         seen = sum(picture_tokens_most(model.upstream_model, picture) for picture in self.pictures)
-        return text + seen + self.heard[0]
+        return text + seen + self.heard_on(model)
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether any of it is."""
+        return bool(self.recordings or self.answers)
+
+    def heard_on(self, model: ModelSpec) -> int:
+        """Return the most tokens that ``model`` hears: of an earlier answer by voice no more than it can have said."""
+        return self.heard[0] + self.answers * model.max_output
 
     def _counted(self, tokenizer: str | None) -> int:
         """Return the tokens without the pictures, by a tokenizer or a bound for all; each is asked once."""
@@ -123,9 +134,10 @@ class PromptBound(Struct, frozen=True, dict=True):
 
     @cached_property
     def heard(self) -> tuple[int, int]:
-        """The most tokens of the recordings on any model, and about how many they are."""
+        """The most tokens of the recordings on any model, and about how many they and earlier answers are."""
         seconds = [recording.seconds for recording in self.recordings]
         most, likely = (sum(each) for each in zip(*seconds, strict=True)) if seconds else (0, 0)
+        likely += self.answers * USUAL_ANSWER_SECONDS
         return most * MOST_CHAT_AUDIO_TOKENS, likely * USUAL_AUDIO_TOKENS
 
     @cached_property
@@ -200,6 +212,7 @@ def _chat_bound(request: ChatRequest) -> PromptBound:
     texts: list[str] = []
     images: list[ImageUrl | PdfFile] = []
     recordings: list[AudioData] = []
+    answers = 0
     for message in request.messages:
         if type(message.content) is str:
             texts.append(_quoted(message.content) if message.role == "tool" else message.content)
@@ -210,6 +223,7 @@ def _chat_bound(request: ChatRequest) -> PromptBound:
             texts += filter(None, (message.name, message.refusal, message.tool_call_id))
         if message.thinking_blocks or message.tool_calls:
             added += _read_turn(message, texts)
+        answers += message.audio is not None
     if request.tools:
         added += TOOLS_TOKENS + TOOL_TOKENS * len(request.tools) + _add_indented(request.tools, texts)
     if isinstance(request.response_format, JsonSchemaFormat):
@@ -218,7 +232,7 @@ def _chat_bound(request: ChatRequest) -> PromptBound:
         added += TOOLS_TOKENS  # Claude is asked for it by a tool
     elif request.response_format is not None:
         added += MESSAGE_TOKENS
-    return PromptBound(added, texts, images, recordings)
+    return PromptBound(added, texts, images, recordings, answers)
 
 
 def _plain_bound(prompts: list[str | list[int]], suffix: str = "", added: int = 0) -> PromptBound:

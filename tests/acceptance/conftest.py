@@ -147,6 +147,8 @@ def house(
         talks = {"capabilities": frozenset({Capability.REALTIME}), "context": 4096, "price": VOICE_PRICE}
         models["talker"] = model("talker", "voices", upstream_model="gpt-realtime", **talks)
         models["classic-talker"] = model("classic-talker", "classic", upstream_model="my realtime", **talks)
+        models["speaker"] = model("speaker", upstream_model="small", price=VOICE_PRICE)
+        models["silent"] = model("silent", upstream_model="small", capabilities=frozenset({Capability.CHAT}))
         models["ranker"] = model("ranker", upstream_model="cohere-rerank", price=unit, capabilities=ranks)
         servers = {each.name: each for each in mcp_servers(mcp.url)}
         with running_house(replace(settings, providers=providers, models=models, mcp_servers=servers)) as house:

@@ -92,7 +92,6 @@ def test_a_json_object_of_claude_comes_as_the_text_of_its_answer(house: House) -
     ("field", "value", "words"),
     [
         ("service_tier", "flex", """Leave it out, or send "auto" or "default"."""),
-        ("modalities", ["text", "audio"], """Leave it out, or send ["text"]."""),
         ("functions", [{"name": "f", "parameters": {}}], "Send 'tools'."),
         ("prediction", {"type": "content", "content": "a"}, "Leave it out."),
     ],

@@ -90,6 +90,9 @@ FEATURES: dict[str, dict[str, Body]] = {
         ),
     },
     "audio": {"chat": said([AUDIO]), "responses": put(AUDIO)},
+    "answers by voice": {
+        "chat": {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}},
+    },
     "citations": {"messages": document(citations={"enabled": True})},
     "thinking": {
         "chat": {"reasoning_effort": "low"},

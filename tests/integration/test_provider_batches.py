@@ -427,15 +427,19 @@ async def test_a_provider_that_does_not_answer_in_time_is_left_for_ordinary_call
 async def test_what_is_in_a_hurry_or_cannot_go_there_is_an_ordinary_call(
     house: House, upstream: ScriptedUpstream, team: Team
 ) -> None:
-    """Lines of high priority; several replies to one line, which are several requests at Anthropic."""
+    """Lines of high priority; several replies to one line, which are several requests at Anthropic; answers by voice,
+    of which no provider says that its batches take them."""
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
     async with working(house):
         high = await team.ended(await team.submit("upstream", 2, priority="high"))
-        body = {"requests": [{"model": "anthropic", **chat, "n": 2}]}
+        voice = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "mp3"}}
+        body = {"requests": [{"model": "anthropic", **chat, "n": 2}, {"model": "upstream", **chat, **voice}]}
         made = (await team.http.post("/v1/batch", json=body)).raise_for_status().json()
         several = await team.ended(made["batch_id"])
+        spoken = (await team.answers(made["batch_id"]))[1]
 
-    assert high["request_counts"]["completed"] == 2 and several["request_counts"]["total"] == 1
+    assert high["request_counts"]["completed"] == 2 and several["request_counts"]["total"] == 2
+    assert spoken["choices"][0]["message"]["audio"]["transcript"]
     assert upstream.batches.made == []
 
 

@@ -36,6 +36,8 @@ WORDS = (
 
 ERROR_FRAME = {"error": {"message": "The server had an error.", "type": "server_error", "param": None, "code": None}}
 CREATED = 1_780_000_000  # unix seconds; the same in every answer
+EXPIRES = CREATED + 3_600  # unix seconds, until which an answer by voice is known by its id
+SOUND_TOKENS = 5  # of a word said aloud
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Spoken:
     calls: list[dict[str, Any]] = field(default_factory=list)
     stopped_by: str | None = None
     thought: str | None = None
+    voice: str | None = None  # the id of an answer by voice
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class Answer:
                 yield self._chunk(spoken.index, delta, logprobs=self._logprobs(spoken, place)), True
         for spoken in self.spoken:
             yield self._chunk(spoken.index, {}, spoken.finish), False
+            if spoken.voice is not None:
+                yield self._chunk(spoken.index, {"audio": {"expires_at": EXPIRES}}), False
         if self._asks_usage and self.usage is not None:
             yield {**self._frame(self._chunk_object), "choices": [], "usage": self.usage, **self._obfuscation(0)}, False
 
@@ -156,6 +161,10 @@ class Answer:
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
         if spoken.is_refusal:
             message |= {"content": None, "refusal": text}
+        if spoken.voice is not None:
+            data = base64.b64encode(b"".join(map(_sound, spoken.tokens))).decode()
+            audio = {"id": spoken.voice, "data": data, "expires_at": EXPIRES, "transcript": text}
+            message |= {"content": None, "audio": audio}
         if spoken.calls:
             message |= {"content": None, "tool_calls": spoken.calls}
         if spoken.thought is not None:
@@ -195,8 +204,11 @@ def answer_chat(request: dict[str, Any], script: Script, number: int) -> Answer:
         replace(_speak(request, index, script, limit), thought=script.thinking)
         for index in range(request.get("n") or 1)
     ]
+    if "audio" in (request.get("modalities") or ()):
+        spoken = [replace(one, voice=f"audio_{_digest(request, one.index)[:20]}") for one in spoken]
     said = sum(_spent(one) for one in spoken) + script.reasoning_tokens
-    usage = usage_of(prompt_tokens(request), said, script)
+    sound = sum(SOUND_TOKENS * len(one.tokens) for one in spoken if one.voice is not None)
+    usage = usage_of(prompt_tokens(request), said + sound, script, sound)
     asked = request.get("service_tier")
     tier = script.served or (asked if asked in ("flex", "priority") else "default")
     return Answer("chat", request, f"chatcmpl-{_digest(request, 0)[:20]}{number}", spoken, usage, tier)
@@ -325,13 +337,14 @@ def prompt_tokens(request: dict[str, Any]) -> int:
     total = 3
     for message in request["messages"]:
         content = message.get("content") or ""
+        total += 200 if message.get("audio") else 0
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         total += 4 + sum(85 if part["type"] == "image_url" else count_tokens(_text(part)) for part in parts)
         total += sum(count_tokens(json.dumps(call["function"])) for call in message.get("tool_calls") or ())
     return total + sum(count_tokens(json.dumps(tool)) for tool in request.get("tools") or ())
 
 
-def usage_of(prompt: int, said: int, script: Script) -> dict[str, Any] | None:
+def usage_of(prompt: int, said: int, script: Script, sound: int = 0) -> dict[str, Any] | None:
     """Return the usage object as the script wants it told."""
     if script.usage is Told.NONE:
         return None
@@ -349,7 +362,7 @@ def usage_of(prompt: int, said: int, script: Script) -> dict[str, Any] | None:
         | written,
         "completion_tokens_details": {
             "reasoning_tokens": script.reasoning_tokens,
-            "audio_tokens": 0,
+            "audio_tokens": sound,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
         },
@@ -469,8 +482,17 @@ def _deltas(spoken: Spoken) -> Iterator[dict[str, Any]]:
         arguments = call["function"]["arguments"]
         for start in range(0, len(arguments), 5):
             yield {"tool_calls": [{"index": place, "function": {"arguments": arguments[start : start + 5]}}]}
-    for token in spoken.tokens:
-        yield {"refusal": token} if spoken.is_refusal else {"content": token}
+    for place, token in enumerate(spoken.tokens):
+        if spoken.voice is not None:
+            yield {"audio": {**({} if place else {"id": spoken.voice}), "transcript": token}}
+            yield {"audio": {"data": base64.b64encode(_sound(token)).decode()}}
+        else:
+            yield {"refusal": token} if spoken.is_refusal else {"content": token}
+
+
+def _sound(token: str) -> bytes:
+    """Return what stands for a word said aloud."""
+    return token.encode() * 3
 
 
 def _pieces(text: str, size: int = 5) -> list[str]:

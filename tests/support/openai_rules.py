@@ -87,6 +87,19 @@ class AudioPart(Strict, tag="input_audio", frozen=True):
     input_audio: Audio
 
 
+class SpokenBefore(Strict, frozen=True):
+    id: Words
+
+
+class VoiceId(Strict, frozen=True):
+    id: Words
+
+
+class AudioAsked(Strict, frozen=True):
+    voice: Words | VoiceId
+    format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16"]
+
+
 class Called(Strict, frozen=True):
     name: Words
     arguments: str
@@ -121,6 +134,7 @@ class Assistant(Strict, tag="assistant", tag_field="role", frozen=True):
     name: str | None = None
     refusal: str | None = None
     tool_calls: Annotated[list[ToolCall], Meta(min_length=1)] | None = None
+    audio: SpokenBefore | None = None
 
 
 class ToolResult(Strict, tag="tool", tag_field="role", frozen=True):
@@ -208,6 +222,8 @@ class Chat(Sampled, kw_only=True, frozen=True):
     prompt_cache_key: str | None = None
     metadata: Metadata | None = None
     store: bool | None = None
+    modalities: Annotated[list[Literal["text", "audio"]], Meta(min_length=1)] | None = None
+    audio: AudioAsked | None = None
 
 
 class Completion(Sampled, kw_only=True, frozen=True):
@@ -387,8 +403,9 @@ def _check_turns(request: Chat) -> None:
         if open_calls:
             raise Violation(f"Tool calls without an answer: {', '.join(sorted(open_calls))}.", param)
         if isinstance(message, Assistant):
-            if message.content is None and message.tool_calls is None and message.refusal is None:
-                raise Violation("An assistant message needs 'content', 'tool_calls' or 'refusal'.", param)
+            said = (message.content, message.tool_calls, message.refusal, message.audio)
+            if all(each is None for each in said):
+                raise Violation("An assistant message needs 'content', 'tool_calls', 'refusal' or 'audio'.", param)
             open_calls = {call.id for call in message.tool_calls or ()}
     if open_calls:
         raise Violation(f"Tool calls without an answer: {', '.join(sorted(open_calls))}.", "messages")

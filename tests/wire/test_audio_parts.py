@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from billing.core.holds import Headroom
 from billing.core.money import to_nano
 from billing.core.prices import Price, cost_of, most_cost
 from gateway.calls.estimate import probable_prompt_tokens
@@ -18,11 +20,11 @@ from gateway.upstreams.gemini.wire_format import GeminiFormat
 from gateway.upstreams.openai.wire_format import OpenAIFormat
 from gateway.upstreams.wire.errors import UpstreamUnable
 from protocol import responses_to_chat
-from protocol.chat import ChatRequest
+from protocol.chat import ChatRequest, Message, SpokenBefore
 from protocol.errors import BadRequest
 from protocol.responses import ResponsesRequest
 from protocol.usage import Usage
-from router.prompt_size.bounds import usage_most
+from router.prompt_size.bounds import limit_within, usage_most
 from router.prompt_size.prompt_bounds import MOST_CHAT_AUDIO_TOKENS, bound_prompt
 from tests.support.house import model
 from tests.support.sounds import wav
@@ -124,3 +126,17 @@ def test_a_recording_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert bound_prompt(asked).heard[0] == 4 * MOST_CHAT_AUDIO_TOKENS
     assert probable_prompt_tokens(asked) > 0
+
+
+def test_an_answer_by_voice_is_held_at_the_price_of_sound() -> None:
+    """As far as its limit goes, and as much again is heard of an earlier one as the model can have said."""
+    speaking, words = model("m", price=replace(HEARING, audio_output=to_nano(80))), chat()
+    spoken = replace(words, modalities=("text", "audio"), max_tokens=100)
+    before = replace(words, messages=(*words.messages, Message("assistant", audio=SpokenBefore("audio_1"))))
+    asked, heard = usage_most(spoken, speaking), usage_most(before, speaking)
+    room = Headroom(tokens=None, nanousd=most_cost(asked, speaking.price))
+    fits = limit_within(spoken, (speaking,), room, bound_prompt(spoken))
+
+    assert asked.audio_output_tokens == asked.output_tokens == fits == 100
+    assert heard.audio_input_tokens == speaking.max_output and usage_most(words, speaking).audio_input_tokens == 0
+    assert heard.input_tokens > usage_most(words, speaking).input_tokens + speaking.max_output

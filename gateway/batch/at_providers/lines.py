@@ -30,7 +30,7 @@ from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.errors import ServiceError
 from protocol.serving.off_loop import off_loop
 from router.catalog.targets import Route, Target
-from router.prompt_size.bounds import requests_made
+from router.prompt_size.bounds import is_spoken, requests_made
 
 
 class PreparedLine(Struct, frozen=True):
@@ -126,7 +126,7 @@ class ProviderLines:
     def _target_of(self, call: Call, route: Route) -> Target | None:
         """Return where a call goes in a batch: to the model that its route begins with, or ``None``."""
         message = call.as_message
-        if call.service_tier is not None:
+        if call.service_tier is not None or is_spoken(call.request):
             return None  # it is answered now, at a price for that
         if message is not None and (message.is_kept_an_hour or message.betas or message.searches):
             return None  # a price of its own; and a batch has one set of headers

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from gateway.upstreams.openai.parts import (
+    Audio,
     Content,
     made_up_id,
     present,
@@ -68,7 +69,12 @@ class OpenAIEvents(SseEvents):
         for choice in chunk.choices or ():
             if choice.finish_reason:  # some services say "" until they know
                 self._finished.add(choice.index or 0)
-            events.append(self._delta(choice))
+            said = self._delta(choice)
+            if choice.delta is not None and (audio := choice.delta.audio) is not None:
+                events.append(Delta(said.index, audio.transcript or "", spoken=audio.spoken()))
+                if said == Delta(said.index):
+                    continue
+            events.append(said)
         if chunk.usage is not NOTHING and (usage := told_usage(chunk.usage)) is not None:
             events.append(UsageReport(usage, text_in(chunk.service_tier)))
 
@@ -150,6 +156,7 @@ class _Delta(Struct, frozen=True):
     tool_calls: tuple[_DeltaToolCall, ...] | None = None
     reasoning_content: str | None = None
     reasoning: Raw = NOTHING  # what OpenRouter, Groq and newer vLLM call it
+    audio: Audio | None = None
 
 
 NO_DELTA, NO_FUNCTION = _Delta(), _DeltaFunction()

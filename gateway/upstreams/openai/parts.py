@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from gateway.upstreams.wire.reading import NOTHING, count_of, object_in, read_usage, text_in
-from protocol.chat import FinishReason
+from protocol.chat import FinishReason, Spoken
 from protocol.decoding import NOT_JSON
 from protocol.usage import Usage
 
@@ -102,14 +102,16 @@ class UsageObject(Struct, frozen=True):
         details = self.prompt_tokens_details or NO_DETAILS
         cached = part_of(details.cached_tokens, prompt)
         written = part_of(details.cache_write_tokens, prompt - cached)
-        reasoning = (self.completion_tokens_details or NO_DETAILS).reasoning_tokens
+        said = self.completion_tokens_details or NO_DETAILS
+        reasoning = part_of(said.reasoning_tokens, completion)
         return Usage(
             input_tokens=prompt,
             cached_input_tokens=cached,
             output_tokens=completion,
-            reasoning_tokens=part_of(reasoning, completion),
+            reasoning_tokens=reasoning,
             cache_write_tokens=written,
             audio_input_tokens=part_of(details.audio_tokens, prompt),
+            audio_output_tokens=part_of(said.audio_tokens, completion - reasoning),
             gpu_seconds=seconds(self.gpu_seconds),
             prefill_ms=seconds(self.prefill_ms, MOST_SECONDS * 1000),
             decode_ms=seconds(self.decode_ms, MOST_SECONDS * 1000),
@@ -124,6 +126,19 @@ def part_of(number: float | None, whole: int) -> int:
 def seconds(number: float | None, most: float = MOST_SECONDS) -> float:
     """Return a time that an engine took, or 0 for what cannot be one."""
     return number if number is not None and 0.0 <= number <= most else 0.0
+
+
+class Audio(Struct, frozen=True):
+    """An answer by voice, or a piece of one."""
+
+    id: str | None = None
+    data: str | None = None
+    transcript: str | None = None
+    expires_at: int | float | None = None
+
+    def spoken(self, transcript: str = "") -> Spoken:
+        """Return it without its transcript, or with one."""
+        return Spoken(self.id, self.data or "", count_of(self.expires_at), transcript)
 
 
 class Part(Struct, frozen=True):

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from gateway.upstreams.openai.parts import (
+    Audio,
     Content,
     made_up_id,
     present,
@@ -88,6 +89,7 @@ class _Message(Struct, frozen=True):
     tool_calls: tuple[_ToolCall, ...] | None = None
     reasoning_content: str | None = None
     reasoning: Raw = NOTHING  # what OpenRouter, Groq and newer vLLM call it
+    audio: Audio | None = None
 
     def message(self, reply: _Chat, choice: int) -> ReplyMessage:
         text, thought = read_content(self.content)
@@ -100,6 +102,7 @@ class _Message(Struct, frozen=True):
             refusal=self.refusal,
             tool_calls=calls,
             reasoning_content=self.reasoning_content or text_in(self.reasoning) or thought or None,
+            audio=None if self.audio is None else self.audio.spoken(self.audio.transcript or ""),
         )
 
 

@@ -35,6 +35,16 @@ def refuse_openais_own(request: ChatRequest) -> None:
     for name, is_asked in asked.items():
         if is_asked:
             raise Unsayable(f"The model that answers here does not know '{name}'. Leave it out.", param=name)
+    refuse_voice(request)
+
+
+def refuse_voice(request: ChatRequest) -> None:
+    """Raise Unsayable for an answer by voice, asked for or referred to: OpenAI's models alone give such."""
+    if request.modalities:
+        raise Unsayable("The model that answers here has no voice. Ask for 'text' alone.", param="modalities")
+    if any(message.audio is not None for message in request.messages):
+        words = "The model that answers here knows no earlier answer by voice. Send its transcript as 'content'."
+        raise Unsayable(words, param="messages")
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:

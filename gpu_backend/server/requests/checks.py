@@ -31,6 +31,10 @@ def check_chat(body: ChatRequest, extensions: Extensions, efforts: Collection[st
     if body.reasoning_effort not in (None, "none", *efforts):
         known = f"is one of {', '.join(efforts)}" if efforts else "cannot be set"
         raise _unsupported("reasoning_effort", f"This model's effort {known}. Leave 'reasoning_effort' out.")
+    if "audio" in (body.modalities or ()) or body.audio is not None:
+        raise _unsupported("modalities", "This engine answers in words. Leave 'modalities' and 'audio' out.")
+    if any(message.audio is not None for message in body.messages):
+        raise _unsupported("messages", "This engine keeps no answers by voice. Send the transcript as 'content'.")
     if body.top_logprobs is not None:
         _check_span("top_logprobs", body.top_logprobs, 0, 20)
         if not body.logprobs:

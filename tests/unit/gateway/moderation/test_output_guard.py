@@ -11,7 +11,7 @@ from gateway.core.errors import ContentPolicyViolation
 from gateway.core.settings import CheckerSettings, Safety
 from gateway.moderation.checker import OVERLAP, PIECE
 from gateway.moderation.output_guard import STEP, UNGUARDED, output_guard_of
-from protocol.chat import ChatReply, Choice, FinishReason, ReplyMessage
+from protocol.chat import ChatReply, Choice, FinishReason, ReplyMessage, Spoken
 from protocol.events import Delta
 from router.catalog.targets import Endpoint, Target
 from tests.support.guarding import BLOCKS, Guarding
@@ -142,4 +142,16 @@ async def test_no_answer_is_judged_unless_it_is_asked_for(checker: ScriptedCheck
     assert output_guard_of(guarding.moderator, guarding.call(), TARGET) is not UNGUARDED
     guarding.moderator.checker.follow(CheckerSettings(url=checker.url))
     assert output_guard_of(guarding.moderator, guarding.call(), TARGET) is UNGUARDED
+    await guarding.close()
+
+
+async def test_sound_waits_for_the_verdict_on_all_of_its_words(checker: ScriptedChecker) -> None:
+    """However long they are: what they are of may have come before."""
+    guarding = guarded(checker)
+    hook = output_guard_of(guarding.moderator, guarding.call(), TARGET)
+    hook.delta(spoken := Delta(0, "x" * STEP, spoken=Spoken(data="AAAA")))
+
+    assert list(await hook.released(is_over=False)) == [] == checker.texts
+    hook.delta(SAID[2])
+    assert list(await hook.released(is_over=False)) == [spoken, SAID[2]]
     await guarding.close()

@@ -28,6 +28,7 @@ from protocol.chat import (
     ThinkingBlock,
     ToolCall,
 )
+from protocol.errors import UnsupportedParameter
 from protocol.events import Delta, ToolCallDelta
 from protocol.messages import TextBlock, ToolUseBlock
 from router.catalog.targets import Endpoint, Target
@@ -286,3 +287,11 @@ async def test_requests_alone_are_redacted_unless_answers_are_named(guarding: Gu
     guarding.moderator.follow(replace(REDACTS, redacts="input"))
 
     assert output_redaction_of(guarding.moderator, guarding.call(), TARGET) is UNREDACTED
+
+
+async def test_what_is_spoken_cannot_be_redacted_and_is_refused(guarding: Guarding) -> None:
+    """Before an upstream hears of it: an answer in words is the way."""
+    with pytest.raises(UnsupportedParameter, match="Ask for 'text' alone") as caught:
+        await guarding.moderator.redacted(guarding.call(replace(HELLO, modalities=("text", "audio"))))
+
+    assert caught.value.param == "modalities"

@@ -13,7 +13,17 @@ from gateway.core.errors import ContentPolicyViolation
 from gateway.core.settings import Safety
 from gateway.moderation.output_watch import SHARED, STEP, WINDOW, _Choice, output_watch_of
 from gateway.moderation.rules.policy import CATEGORIES
-from protocol.chat import ChatReply, Choice, FinishReason, Function, FunctionCall, ReplyMessage, Tool, ToolCall
+from protocol.chat import (
+    ChatReply,
+    Choice,
+    FinishReason,
+    Function,
+    FunctionCall,
+    ReplyMessage,
+    Spoken,
+    Tool,
+    ToolCall,
+)
 from protocol.events import Delta, ToolCallDelta
 from router.catalog.targets import Endpoint, Target
 from tests.support.guarding import HELLO, Guarding
@@ -157,3 +167,26 @@ def test_what_no_reader_sees_stretches_no_passage() -> None:
     windows += choice.take(Delta(finish_reason=FinishReason.STOP))
 
     assert windows == ["AKIAIOSFODNN7EXAMPLE"]
+
+
+async def test_what_is_said_aloud_waits_for_all_of_its_words() -> None:
+    """Its sound may come before they do. When it is kept by its provider comes behind the end, and is let out."""
+    guarding = Guarding(Safety(output="block", levels=dict.fromkeys(CATEGORIES, "off")))
+    hook = output_watch_of(guarding.moderator, guarding.call(), TARGET)
+    said = [Delta(text=word * 300, spoken=Spoken(data="AAAA")) for word in "abc"]
+    end, known = Delta(finish_reason=FinishReason.STOP), Delta(spoken=Spoken(expires_at=1))
+
+    assert [out for delta in said for out in hook.delta(delta)] == []
+    assert [*hook.delta(end), *hook.delta(known)] == [*said, end, known]
+    await guarding.close()
+
+
+async def test_the_words_of_a_whole_answer_by_voice_are_looked_at() -> None:
+    """As what is written."""
+    guarding = Guarding(Safety(output="block", levels=dict.fromkeys(CATEGORIES, "off")))
+    hook = output_watch_of(guarding.moderator, guarding.call(), TARGET)
+    message = ReplyMessage(audio=Spoken("audio_1", "AAAA", 1, f"The key is {SECRET}."))
+
+    with pytest.raises(ContentPolicyViolation, match="aws_key"):
+        await hook.whole(ChatReply(choices=(Choice(index=0, message=message, finish_reason=FinishReason.STOP),)))
+    await guarding.close()

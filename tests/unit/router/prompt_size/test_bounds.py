@@ -304,6 +304,7 @@ IN_NEITHER: dict[type[Struct], set[str]] = {
         *("temperature", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias"),
         *("logprobs", "top_logprobs", "tool_choice", "parallel_tool_calls"),
         *("reasoning_effort", "verbosity"),  # how much of the answer's limit is used, and for what
+        *("modalities", "audio"),  # and at which price: tests/acceptance/test_voice_answers.py
     },
     CompletionRequest: {
         *("model", "stream", "stream_options", "user", "temperature", "top_p", "seed", "stop", "logit_bias"),
