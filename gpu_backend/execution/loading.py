@@ -62,6 +62,11 @@ def load_pictures(
     """
     if part.vision is None or part.layers_before or not config.pictures.max_images:
         return None
+    if part.vision.num_deep > part.num_layers:
+        raise UnsupportedModel(
+            f"this model's pictures go into its first {part.vision.num_deep} layers, of which the first stage has "
+            f"{part.num_layers}: take fewer pipeline stages, or set max_images to 0"
+        )
     if part.vision.both_ways:
         _check_room_for_whole(part.vision, config, device)
     checkpoint = config.checkpoint

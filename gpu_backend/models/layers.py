@@ -242,6 +242,8 @@ class Decoder:
             if index in read:
                 states.append(x if residual is None else x + residual)
             x, residual = layer(x, residual, turns, layer_cache, scales, tensors)
+            if tensors.added is not None and index < len(tensors.added):
+                residual = residual + tensors.added[index]
         if self.send is not None:
             assert residual is not None, "a stage has layers"
             x = x + residual

@@ -22,17 +22,15 @@ class RopeTable:
     turned: int  # how many of a head's numbers turn, the first of them; behind their pairs all is 1 and 0
     interleaved: bool = False  # neighbours are a pair, instead of the two halves of what turns
     queries: Tensor | None = None  # (positions, 1, 1): what queries are multiplied with; None: nothing
-    sections: tuple[int, ...] = ()  # of turns, by a token's time, row and column
+    axes: Tensor | None = None  # (head_dim / 2,): by which of a token's time, row and column each turns
 
     def at(self, positions: Tensor) -> RopeTable:
         """Return it for tokens at these positions (tokens,), or at these times, rows and columns (3, tokens)."""
         if positions.dim() == 2:
-            parts = [self.at(axis) for axis in positions]
-            cos, sin = (
-                torch.cat([each.split(self.sections, -1)[axis] for axis, each in enumerate(tables)], -1)
-                for tables in ([part.cos for part in parts], [part.sin for part in parts])
-            )
-            return replace(parts[0], cos=cos, sin=sin)
+            assert self.axes is not None
+            axes = self.axes.expand(1, positions.shape[1], 1, -1)
+            cos, sin = (each[positions].gather(0, axes)[0] for each in (self.cos, self.sin))
+            return replace(self, cos=cos, sin=sin)
         queries = None if self.queries is None else self.queries.index_select(0, positions)
         cos, sin = self.cos.index_select(0, positions), self.sin.index_select(0, positions)
         return replace(self, cos=cos, sin=sin, queries=queries)
@@ -54,7 +52,18 @@ def rope_table(rope: RopeConfig | None, head_dim: int, num_positions: int, like:
     if rope.query_beta:
         contexts = (positions / rope.original_max_position).floor()
         queries = (1 + rope.query_beta * contexts.log1p())[:, None, None].to(like)
-    return RopeTable(cos.to(like), sin.to(like), turned, rope.interleaved, queries, rope.sections)
+    return RopeTable(cos.to(like), sin.to(like), turned, rope.interleaved, queries, _axes(rope, like))
+
+
+def _axes(rope: RopeConfig, like: Tensor) -> Tensor | None:
+    if not rope.sections:
+        return None
+    pairs = range(sum(rope.sections))
+    if rope.takes_turns:  # until a kind has had all of its own; what is left goes by time
+        axes = [pair % 3 if pair < 3 * rope.sections[pair % 3] else 0 for pair in pairs]
+    else:
+        axes = [axis for axis, count in enumerate(rope.sections) for _ in range(count)]
+    return torch.tensor(axes, device=like.device)
 
 
 def rope_frequencies(rope: RopeConfig, turned: int, num_positions: int) -> Tensor:

@@ -186,19 +186,25 @@ class Checkpoint(WeightSource):
         return tensor
 
     def _read_expert(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Return one expert's part of a tensor that holds all of them (experts, outputs, inputs), gate above up."""
+        """Return one expert's part of a tensor that holds all of them, gate above up: (experts, outputs, inputs),
+        or, as Qwen3-VL and Llama 4 have them, (experts, inputs, outputs). Of a square one outputs come first."""
         stacked, expert, module = stacked_name(name)
         self._unread.discard(stacked)
         part = self._file_of[stacked].get_slice(self._stored[stacked])
         experts, *rest = part.get_shape()
         outputs = shape[0] if module == "down_proj" else 2 * shape[0]
-        if rest != [outputs, *shape[1:]] or expert >= experts:
+        inputs = shape[1]
+        if rest not in ([outputs, inputs], [inputs, outputs]) or expert >= experts:
             raise UnsupportedModel(
-                f"tensor {stacked} has shape {(experts, *rest)}; config.json calls for {(outputs, *shape[1:])} of each "
+                f"tensor {stacked} has shape {(experts, *rest)}; config.json calls for {(outputs, inputs)} of each "
                 f"expert, and for expert {expert}"
             )
         first = shape[0] if module == "up_proj" else 0
-        tensor = part[expert : expert + 1, first : first + shape[0]][0]
+        rows = slice(first, first + shape[0])
+        if rest == [outputs, inputs]:
+            tensor = part[expert : expert + 1, rows][0]
+        else:
+            tensor = part[expert : expert + 1, :, rows][0].t().contiguous()
         assert isinstance(tensor, Tensor)
         return tensor
 

@@ -33,6 +33,7 @@ class StepTensors:
     poolers: tuple[tuple[SequenceStep, slice], ...] = ()  # embeddings, with their rows
     scorers: tuple[tuple[SequenceStep, slice], ...] = ()  # sequences with prompt tokens to score, with these rows
     inputs: Tensor | None = None  # (tokens, hidden) into the first layer; None: what ``token_ids`` stand for
+    added: Tensor | None = None  # (layers, tokens, hidden) to what goes out of the first ones
     # (tokens,), or (3, tokens) for time, row and column: what ropes turn by, where that is not ``positions``.
     turned_by: Tensor | None = None
     adapters: Tensor | None = None  # (tokens,) int32: slots of the rows' adapters; None: no row has one
@@ -140,6 +141,7 @@ def token_by_token(tensors: StepTensors) -> Iterator[StepTensors]:
             turned_by=None if tensors.turned_by is None else tensors.turned_by[..., rows],
             slots=tensors.slots[rows],
             inputs=None if tensors.inputs is None else tensors.inputs[rows],
+            added=None if tensors.added is None else tensors.added[:, rows],
             adapters=None if tensors.adapters is None else tensors.adapters[rows],
             groups=(replace(group, rows=slice(0, 1)),),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -234,6 +235,58 @@ class TinyQwen:
         return tensors
 
 
+@dataclass(frozen=True)
+class TinyQwen3:
+    """A tiny Qwen3-VL, two of whose tower's layers go into the decoder's first two; or its mixture of experts."""
+
+    text: TinyModel = field(
+        default_factory=lambda: TinyModel("Qwen3ForCausalLM", num_layers=4, extra={"rope_scaling": TURNS})
+    )
+
+    def config(self) -> dict[str, Any]:
+        is_mixture = self.text.architecture == "Qwen3MoeForCausalLM"
+        kind, name = ("qwen3_vl_moe", "Qwen3VLMoe") if is_mixture else ("qwen3_vl", "Qwen3VL")
+        return {
+            "architectures": [f"{name}ForConditionalGeneration"],
+            "model_type": kind,
+            "image_token_id": IMAGE,
+            "vision_start_token_id": LINE,
+            "vision_end_token_id": IMAGE_END,
+            "tie_word_embeddings": self.text.tie_word_embeddings,
+            "text_config": self.text.config() | {"model_type": f"{kind}_text"},
+            "vision_config": {
+                "model_type": kind if is_mixture else "qwen3_vl",
+                "depth": LAYERS + 1,
+                "num_heads": 2,
+                "patch_size": 4,
+                "hidden_size": HIDDEN,
+                "intermediate_size": INNER,
+                "out_hidden_size": self.text.hidden_size,
+                "num_position_embeddings": 25,
+                "deepstack_visual_indexes": [2, 0],
+            },
+            "torch_dtype": "float32",
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        dice, wide, before = Dice(3), 4 * HIDDEN, "model.visual"
+        tensors = {f"{before}.pos_embed.weight": dice.draw(25, HIDDEN)}
+        tensors |= dice.affine(f"{before}.patch_embed.proj", HIDDEN, 3, 2, 4, 4)
+        for index in range(LAYERS + 1):
+            block = f"{before}.blocks.{index}"
+            tensors |= dice.affine(f"{block}.norm1", HIDDEN) | dice.affine(f"{block}.norm2", HIDDEN)
+            tensors |= dice.affine(f"{block}.attn.qkv", 3 * HIDDEN, HIDDEN)
+            tensors |= dice.affine(f"{block}.attn.proj", HIDDEN, HIDDEN)
+            tensors |= dice.affine(f"{block}.mlp.linear_fc1", INNER, HIDDEN)
+            tensors |= dice.affine(f"{block}.mlp.linear_fc2", HIDDEN, INNER)
+        for merger, size in (("merger", HIDDEN), ("deepstack_merger_list.0", wide), ("deepstack_merger_list.1", wide)):
+            tensors |= dice.affine(f"{before}.{merger}.norm", size)
+            tensors |= dice.affine(f"{before}.{merger}.linear_fc1", wide, wide)
+            tensors |= dice.affine(f"{before}.{merger}.linear_fc2", self.text.hidden_size, wide)
+        return tensors
+
+
+TURNS = {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5}
 TINY_VISIONS: dict[str, TinySeer] = {
     "Gemma 3": TinyGemma(),
@@ -246,6 +299,10 @@ TINY_VISIONS: dict[str, TinySeer] = {
     ),
     "Qwen2-VL": TinyQwen(is_newer=False),
     "Qwen2.5-VL": TinyQwen(),
+    "Qwen3-VL": TinyQwen3(),
+    "Qwen3-VL MoE": TinyQwen3(
+        TinyModel("Qwen3MoeForCausalLM", num_layers=2, stacks_experts=True, extra={"rope_scaling": TURNS})
+    ),
     "Pixtral": TinyVision(architecture="LlavaForConditionalGeneration", patch_size=8, merge=1, bias=True),
 }
 
@@ -257,10 +314,15 @@ def write_tiny_vision(folder: Path, model: TinySeer | None = None, with_tokenize
     if with_tokenizer:
         write_small_files(folder, SEEING_TEMPLATE)
     (folder / "config.json").write_text(json.dumps(model.config()))
-    if isinstance(model, TinyQwen):
-        (folder / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 64, "max_pixels": 4096}))
-    before = "" if isinstance(model, TinyQwen) else "language_model."
+    if isinstance(model, TinyQwen | TinyQwen3):
+        (folder / "preprocessor_config.json").write_text(
+            json.dumps({"min_pixels": 64, "max_pixels": 4096, "size": {"shortest_edge": 64, "longest_edge": 4096}})
+        )
+    before = "" if isinstance(model, TinyQwen | TinyQwen3) else "language_model."
     text = {f"{before}{name}": tensor for name, tensor in model.text.tensors().items()}
+    if isinstance(model, TinyQwen3):
+        text = {re.sub(r"^model\.", "model.language_model.", name): tensor for name, tensor in text.items()}
+        text = {name: of.mT.contiguous() if ".experts." in name else of for name, of in text.items()}
     write_shards(folder, text | model.tensors())
     return folder
 
@@ -336,7 +398,8 @@ def _patches(vision: VisionConfig, pictures: Sequence[Picture]) -> dict[str, Ten
     """Cut pictures as transformers does for a Qwen."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    cutter = Qwen2VLImageProcessorPil(patch_size=vision.patch_size, merge_size=vision.merge, do_resize=False)
+    by = {"image_mean": vision.mean, "image_std": vision.std, "do_resize": False}
+    cutter = Qwen2VLImageProcessorPil(patch_size=vision.patch_size, merge_size=vision.merge, **by)
     made = cutter([_pixels(each).numpy() for each in pictures], return_tensors="pt")
     return {"pixel_values": made["pixel_values"], "image_grid_thw": made["image_grid_thw"]}
 

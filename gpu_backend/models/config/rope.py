@@ -31,6 +31,7 @@ class RopeConfig:
     long_factors: tuple[float, ...] = ()  # and where sequences may be longer
     # Numbers of turns that go by a token's time, row and column (Wang et al. 2024, arXiv:2409.12191); (): by its place.
     sections: tuple[int, ...] = ()
+    takes_turns: bool = False  # the three kinds of numbers, one after the other, instead of all of a kind together
     query_beta: float = 0.0  # how much queries grow with each original context before them
 
     def turned(self, head_dim: int) -> int:
@@ -97,7 +98,7 @@ def _rope(
     turned = int(head_dim * share)
     if turned % 2:
         raise UnsupportedModel(f"positions turn {turned} of {head_dim} numbers of a head; an even number is needed")
-    if sections and (len(sections) != 3 or sum(sections) != turned // 2 or parameters.get("mrope_interleaved")):
+    if sections and (len(sections) != 3 or sum(sections) != turned // 2):
         raise UnsupportedModel(f"mrope_section is {list(sections)}; three parts of {turned // 2} turns are needed")
     if kind == "longrope" and any(len(some) != turned // 2 for some in factors):
         raise UnsupportedModel(f"the rope type is {kind!r}: each of its factors is of {turned // 2} numbers")
@@ -117,6 +118,7 @@ def _rope(
         short_factors=factors[0],
         long_factors=factors[1],
         sections=sections,
+        takes_turns=bool(sections and parameters.get("mrope_interleaved")),
         query_beta=float(parameters.get("llama_4_scaling_beta") or 0.0) if architecture.scales_queries else 0.0,
     )
 

@@ -69,6 +69,11 @@ class VisionConfig(ABC):
         return 3
 
     @property
+    def num_deep(self) -> int:
+        """How many first layers of the decoder have vectors of their own added to a picture's tokens behind them."""
+        return 0
+
+    @property
     def token_side(self) -> int:
         """Pixels of a token's side."""
         return self.patch_size * self.merge
@@ -135,7 +140,8 @@ class SiglipConfig(VisionConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QwenVisionConfig(VisionConfig):
-    """Qwen2-VL's (arXiv:2409.12191), and Qwen2.5-VL's (arXiv:2502.13923), most of whose layers look within windows."""
+    """Qwen2-VL's (arXiv:2409.12191), Qwen2.5-VL's (arXiv:2502.13923), most of whose layers look within windows, and
+    Qwen3-VL's (arXiv:2511.21631), which has learned places and gives the decoder what some of its layers make, too."""
 
     has_axes: ClassVar[bool] = True
 
@@ -144,6 +150,12 @@ class QwenVisionConfig(VisionConfig):
     whole: tuple[bool, ...]  # by layer: whether patches see all of their picture
     least_pixels: int
     most_pixels: int
+    places: int = 0  # of the side of the square of learned ones, which is stretched over a picture; 0: there are none
+    deep: tuple[int, ...] = ()  # layers whose numbers come behind the decoder's first ones, by merger
+
+    @property
+    def num_deep(self) -> int:
+        return len(self.deep)
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
         side, pixels = self.token_side, width * height
@@ -163,7 +175,7 @@ class QwenVisionConfig(VisionConfig):
     @property
     def projector_products(self) -> int:
         wide = self.hidden_size * self.merge**2
-        return wide * (wide + self.text_size)
+        return wide * (wide + self.text_size) * (1 + self.num_deep)
 
     @property
     def most_patches(self) -> int:
@@ -286,6 +298,47 @@ def _qwen(
     return found
 
 
+def _qwen_3(
+    config: Mapping[str, Any], tower: Mapping[str, Any], text: Mapping[str, Any], processor: Mapping[str, Any]
+) -> QwenVisionConfig | None:
+    if _whole(tower, "temporal_patch_size", 2) != 2:
+        return None
+    size = processor.get("size") or {}
+    layers, places = _whole(tower, "depth", 27), _whole(tower, "num_position_embeddings", 2304)
+    deep, rope = (
+        tower.get("deepstack_visual_indexes", (8, 16, 24)),
+        text.get("rope_parameters") or text.get("rope_scaling"),
+    )
+    if not (isinstance(rope, Mapping) and rope.get("mrope_section") and rope.get("mrope_interleaved")):
+        raise UnsupportedModel("rope_scaling has no mrope_section, or no mrope_interleaved; pictures need both here")
+    if not {*deep} <= {*range(layers)} or len({*deep}) < len(deep):
+        raise UnsupportedModel(f"deepstack_visual_indexes is {deep!r}; some of the tower's {layers} layers are needed")
+    if math.isqrt(places) ** 2 != places:
+        raise UnsupportedModel(f"num_position_embeddings is {places}; a square is needed")
+    found = QwenVisionConfig(
+        hidden_size=_whole(tower, "hidden_size", 1152),
+        intermediate_size=_whole(tower, "intermediate_size", 4304),
+        num_layers=layers,
+        num_heads=_whole(tower, "num_heads", 16),
+        patch_size=_whole(tower, "patch_size", 16),
+        activation=_activation(tower, "hidden_act", "gelu_pytorch_tanh"),
+        text_size=_whole(text, "hidden_size", 4096),
+        merge=_whole(tower, "spatial_merge_size", 2),
+        is_gated=False,
+        window=1,
+        whole=(True,) * layers,
+        least_pixels=_whole(size, "shortest_edge", 65536),
+        most_pixels=_whole(size, "longest_edge", 16777216),
+        places=math.isqrt(places),
+        deep=tuple(deep),
+        mean=tuple(processor.get("image_mean") or (0.5, 0.5, 0.5)),
+        std=tuple(processor.get("image_std") or (0.5, 0.5, 0.5)),
+        tokens=PictureTokens(image="<|image_pad|>", written="<|image_pad|>"),
+    )
+    _check_heads(found, 4)
+    return found
+
+
 # How a model's tower is read from config.json, by its architecture.
 TOWERS = {
     "Gemma3ForConditionalGeneration": _siglip,
@@ -293,6 +346,8 @@ TOWERS = {
     "Mistral3ForConditionalGeneration": _pixtral,
     "Qwen2VLForConditionalGeneration": _qwen,
     "Qwen2_5_VLForConditionalGeneration": _qwen,
+    "Qwen3VLForConditionalGeneration": _qwen_3,
+    "Qwen3VLMoeForConditionalGeneration": _qwen_3,
 }
 
 

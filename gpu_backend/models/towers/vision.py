@@ -31,7 +31,8 @@ class VisionTower(Protocol):
     """Makes vectors of a picture's pixels, the same whatever other pictures there are."""
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Return vectors (tokens, hidden) of uint8 pixels (height, width, 3)."""
+        """Return vectors (tokens, hidden) of uint8 pixels (height, width, 3); a tower that gives ``num_deep`` layers
+        more has theirs behind them: (tokens, (1 + layers) · hidden)."""
         ...
 
 
@@ -55,13 +56,17 @@ class PictureVectors:
         """Return the tensors of a step with what goes into the first layer, if pictures are among its tokens."""
         if not any(step.pictures for step in tensors.steps):
             return tensors
-        inputs = model.embed(tensors.token_ids)
+        inputs, added = model.embed(tensors.token_ids), tensors.added
         begins = accumulate((len(step.token_ids) for step in tensors.steps), initial=0)
         for step, begin in zip(tensors.steps, begins, strict=False):
             for part in step.pictures:
                 rows = torch.tensor(part.rows, device=self._device) + begin
-                inputs.index_copy_(0, rows, self._part(part).to(inputs.dtype))
-        return replace(tensors, inputs=inputs)
+                first, *deep = self._part(part).to(inputs.dtype).split(inputs.shape[1], 1)
+                inputs.index_copy_(0, rows, first)
+                if deep:
+                    added = inputs.new_zeros(len(deep), *inputs.shape) if added is None else added
+                    added.index_copy_(1, rows, torch.stack(deep))
+        return replace(tensors, inputs=inputs, added=added)
 
     def forget(self) -> None:
         """Keep no vectors: they are made again where they are asked for."""

@@ -24,6 +24,7 @@ from gpu_backend.execution.runner import Runner
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import load_model_config, load_vision_config
 from gpu_backend.models.config.vision import PixtralConfig, vision_config
+from gpu_backend.models.shards import stage_of
 from gpu_backend.step.config import engine_config
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.messages import Command, Event, Generate
@@ -69,6 +70,7 @@ class Each(NamedTuple):
 BUSY_OF = {
     "Mistral 3": BUSY,
     "Qwen2.5-VL": BUSY | {"max_model_len": 80, "num_kv_blocks": 20},
+    "Qwen3-VL": BUSY | {"max_model_len": 80, "num_kv_blocks": 20},
     "Gemma 3": BUSY | {"max_num_batched_tokens": 26, "max_model_len": 72, "num_kv_blocks": 19},
 }
 
@@ -78,7 +80,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_vision(tmp_path_factory.mktemp("sees"), with_tokenizer=True)
 
 
-@pytest.fixture(scope="module", params=BUSY_OF)
+# A Qwen3-VL's tokens turn as a Qwen2.5-VL's do; the latter's tower alone is not what the engine goes by.
+EACH = [pytest.param(name, marks=[pytest.mark.soak] * (name == "Qwen2.5-VL")) for name in BUSY_OF]
+
+
+@pytest.fixture(scope="module", params=EACH)
 def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Each:
     """A model of each kind of tower, and what its requests are answered alone."""
     seer = write_tiny_vision(tmp_path_factory.mktemp("sees"), TINY_VISIONS[request.param])
@@ -318,6 +324,30 @@ def test_ranks_see_the_same(each: Each) -> None:
         assert tokens_of(answer_all(loop, asked_of(each.folder))) == each.alone
     finally:
         loop.runner.close()
+
+
+@pytest.mark.parametrize("name", TINY_VISIONS)
+def test_towers_compute_in_the_type_of_the_checkpoint(name: str, tmp_path: Path) -> None:
+    """In bfloat16, as checkpoints are served, a picture has the vectors that it has in float32, rounded."""
+    folder = write_tiny_vision(tmp_path, TINY_VISIONS[name])
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        read = load_pictures(engine_config(str(folder)), load_model_config(folder), CPU, dtype)
+        assert read is not None
+        found[dtype] = read.tower(draw_tokens(folder, 3, 4))
+
+    exact, rounded = found.values()
+    assert rounded.dtype is torch.bfloat16
+    assert (rounded.float() - exact).norm() < 0.05 * exact.norm()
+
+
+def test_stage_without_the_layers_that_pictures_go_into_is_refused(tmp_path: Path) -> None:
+    """A Qwen3-VL's picture is added behind the first two: a stage that has one of them has no room for it."""
+    folder = write_tiny_vision(tmp_path, TINY_VISIONS["Qwen3-VL"])
+    part = stage_of(load_model_config(folder), 0, 3)
+
+    with pytest.raises(UnsupportedModel, match="first 2 layers, of which the first stage has 1"):
+        load_pictures(engine_config(str(folder)), part, CPU, torch.float32)
 
 
 def test_tower_is_loaded_where_pictures_are_read(folder: Path, tmp_path: Path) -> None:
