@@ -65,7 +65,7 @@ ENGINE_FEATURES = {
     "pipeline parallel": "--pipeline-parallel-size: several processes have some of the layers",
 }
 # Every pair of features gives the tokens that a reply has alone in a plain engine, but for these, which exclude each
-# other. tests/integration/gpu_backend/test_composition.py has a test for each pair, test_draft_heads.py those of heads.
+# other. tests/integration/gpu_backend/test_composition.py has a test for each pair; heads answer all.
 APART: dict[frozenset[str], str] = {
     frozenset(("n", "resume_token_ids")): "a reply is resumed alone: refused unless n is 1",
     frozenset(("grammar", "tools")): "a reply has one grammar: a response format beside a forced tool is refused",

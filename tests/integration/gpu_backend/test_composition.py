@@ -29,6 +29,7 @@ from gpu_backend.step.sampling_params import Grammar, GrammarKind, SamplingParam
 from tests.support.composition import APART, ENGINE_FEATURES, EXACT
 from tests.support.engine import Answer, collect, draft_from, expect_short_replies, model_loop
 from tests.support.kv_transfer import end_leases, exchanging, prefill
+from tests.support.tiny_heads import write_calm_model, write_eagle_head, write_mtp_model
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 Answers = dict[tuple[str, int], Answer]
@@ -68,10 +69,15 @@ LATER = ("resume_token_ids", "stop", "abort")  # asked for when the reply alone 
 LATER += ("remote",)  # when another engine holds the prompt's blocks
 FEATURES = [*SAMPLING, *COMMAND, *LATER]
 AT_ONCE = 6  # features of one request
+SAMPLE = 10  # requests, which have every feature, of an engine that drafts by a head in a commit
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"speculative_method": "ngram", "num_speculative_tokens": 3},
     "draft": {"speculative_method": "draft", "num_speculative_tokens": 3},
     "overlap": {"async_scheduling": True},
+}
+HEADS: dict[str, dict[str, Any]] = {
+    "mtp": {"speculative_method": "mtp", "num_speculative_tokens": 3},
+    "eagle3": {"speculative_method": "eagle3", "num_speculative_tokens": 3},
 }
 ALWAYS = ("prefix cache", "host cache", "preemption", "chunks")  # what the busy engine meets
 MORE = ("sliding window", "swap", "graphs")
@@ -84,6 +90,12 @@ ENGINES += [("ngram", "overlap", *ALWAYS, "latent", "graphs", EXCHANGE), ("draft
 RANKS = ("tensor parallel", "pipeline parallel")
 ENGINES_OF_RANKS = [(*ways, *ALWAYS, *MORE, *RANKS) for ways in (*WAYS, ("overlap",))]  # of four processes each
 ENGINES_OF_RANKS += [("overlap", *ALWAYS, *KINDS, *RANKS), ("overlap", *ALWAYS, "latent", *RANKS)]
+# Heads draft for models of their own, whose next token follows from the last one more than from those before.
+OF_HEADS = ("overlap", *ALWAYS, "graphs", EXCHANGE)
+ENGINES_OF_HEADS = [("mtp", "latent", *OF_HEADS), ("eagle3", *OF_HEADS)]
+MORE_OF_HEADS = [("mtp", "latent", *ALWAYS, "swap", EXCHANGE), ("eagle3", *ALWAYS, "swap", EXCHANGE)]
+MORE_OF_HEADS += [("mtp", "latent", "overlap", *ALWAYS, *RANKS), ("eagle3", "overlap", *ALWAYS, "tensor parallel")]
+SWEEP = [(engine, None) for engine in (*ENGINES_OF_HEADS, *MORE_OF_HEADS)]
 ALL_KINDS = (*KINDS, "latent")
 WITH_KINDS = [(feature, kind) for kind in ALL_KINDS for feature in (*FEATURES, *METHODS, *ALWAYS, "graphs", EXCHANGE)]
 KINDS_OF_RANKS = [(feature, kind) for kind in ALL_KINDS for feature in (*FEATURES, "overlap", *ALWAYS, *RANKS)]
@@ -112,6 +124,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     latent = TinyModel("DeepseekV3ForCausalLM", num_experts=8, extra=grouped, eos_token_id=END)
     kinds = {"": replace(packed, eos_token_id=END, attention_bias=True), "sliding window": windowed, "latent": latent}
     return {name: write_tiny_model(tmp_path_factory.mktemp("m"), kind, True) for name, kind in kinds.items()}
+
+
+@pytest.fixture(scope="module")
+def headed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the models that heads draft for, and an EAGLE-3 head."""
+    folder, llama = tmp_path_factory.mktemp("h"), TinyModel(num_layers=3, eos_token_id=END)
+    latent = TinyModel("DeepseekV3ForCausalLM", extra={"first_k_dense_replace": 1}, eos_token_id=END)
+    return {
+        "mtp": write_mtp_model(folder / "mtp", latent, agrees=True, with_tokenizer=True),
+        "eagle3": write_calm_model(folder / "llama", llama),
+        "head": write_eagle_head(folder / "head", llama, drafted=230, agrees=True),
+    }
 
 
 def ask(*features: str) -> Generate:
@@ -233,8 +257,10 @@ def run(
 ) -> tuple[Answers, int]:
     """Answer all in a busy engine that has these features; return how many sequences were preempted, too."""
     method, kind = engine[0], kind_of(engine)
-    ways = {name: value for way in METHODS if way in engine for name, value in METHODS[way].items()}
-    draft = {"speculative_model": str(models[kind if kind == "latent" else ""])} if method == "draft" else {}
+    methods = METHODS | HEADS
+    ways = {name: value for way in methods if way in engine for name, value in methods[way].items()}
+    drafting = {"draft": "latent" if kind == "latent" else "", "eagle3": "head"}
+    draft = {"speculative_model": str(models[drafting[method]])} if method in drafting else {}
     swaps = {"copy_seconds": 0.0, "step_cost": FLAT, "step_stretch": 1e9} if "swap" in engine else {}
     ranks = {f"{how.replace(' ', '_')}_size": 2 for how in RANKS if how in engine}
     graphs = {"cuda_graphs": "graphs" in engine}
@@ -242,7 +268,8 @@ def run(
         exchange = exchanging(stack) if EXCHANGE in engine else None
         loop = model_loop(models[kind], **BUSY, **ways, **draft, **swaps, **graphs, **ranks, transfer=exchange)
         if EXCHANGE in engine:
-            prefiller = model_loop(models[kind], **PREFILLS, transfer=exchanging(stack))
+            heads = {**ways, **draft} if method in HEADS else {}  # whose blocks hold what a head keeps, too
+            prefiller = model_loop(models[kind], **PREFILLS, **heads, transfer=exchanging(stack))
             asked = [replace(c, remote=prefill(prefiller, c)) if "remote" in c.request_id else c for c in asked]
         answers = run_in(loop, method, asked, expected)
         if EXCHANGE in engine:
@@ -270,7 +297,9 @@ def run_in(loop: EngineLoop, method: str, asked: list[Generate], expected: Answe
 
 def kind_of(engine: tuple[str, ...]) -> str:
     """Return which model an engine with these features has."""
-    return next((kind for kind in ("sliding window", "latent") if kind in engine), "")
+    return (
+        engine[0] if engine[0] in HEADS else next((kind for kind in ("sliding window", "latent") if kind in engine), "")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -283,22 +312,25 @@ def faults_of_ranks(models: dict[str, Path]) -> Faults:
     return faults_in(ENGINES_OF_RANKS, models)
 
 
-def faults_in(engines: list[tuple[str, ...]], models: dict[str, Path]) -> Faults:
-    """Return what is wrong with each request in each engine: most likely nothing."""
+def faults_in(engines: list[tuple[str, ...]], models: dict[str, Path], most: int | None = None) -> Faults:
+    """Return what is wrong with each request, or with so many, in each engine: most likely nothing."""
     faults: Faults = {}
     preempted: Counter[str] = Counter()  # by the engine's features
     for kind, folder in models.items():
-        asked = [ask(*row) for row in rows()]
+        of_kind = [engine for engine in engines if kind_of(engine) == kind]
+        if not of_kind:
+            continue
+        asked = [ask(*row) for row in rows()[:most]]
         expected = alone(folder, asked)
         asked = resumed(asked, expected)
-        for engine in (engine for engine in engines if kind_of(engine) == kind):
+        for engine in of_kind:
             answers, times = run(engine, asked, expected, models)
             preempted.update(dict.fromkeys(engine, times))
             ends = {reply.finish_reason for reply in answers.values()}
             assert ends == {FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT}
             for command in asked:
                 faults[engine, command.request_id] = fault(command, answers, expected, TextCodec.load(folder))
-    assert all(preempted.values())
+    assert most is not None or all(preempted.values())
     return faults
 
 
@@ -306,9 +338,8 @@ def test_every_feature_is_here() -> None:
     """Whatever composition.py declares, of requests and of engines."""
     elsewhere = {"adapter", "pictures"}  # in test_lora.py and test_pictures.py
     assert {*FEATURES, "prefix cache", "preemption", *elsewhere} == EXACT.keys()
-    heads = {"eagle3", "mtp"}  # in test_draft_heads.py
-    assert {*METHODS, *ALWAYS, *MORE, *ALL_KINDS, EXCHANGE, *RANKS, *heads} == ENGINE_FEATURES.keys()
-    assert {feature for pair in APART for feature in pair} <= {*FEATURES, *METHODS, EXCHANGE, *RANKS, *heads}
+    assert {*METHODS, *ALWAYS, *MORE, *ALL_KINDS, EXCHANGE, *RANKS, *HEADS} == ENGINE_FEATURES.keys()
+    assert {feature for pair in APART for feature in pair} <= {*FEATURES, *METHODS, EXCHANGE, *RANKS, *HEADS}
 
 
 @pytest.mark.parametrize(
@@ -326,6 +357,22 @@ def test_a_pair_composes(pair: tuple[str, str], faults: Faults) -> None:
 def test_a_pair_composes_across_ranks(pair: tuple[str, str], faults_of_ranks: Faults) -> None:
     """The same where four processes compute: two halves of each layer, in two stages."""
     expect_none(pair, faults_of_ranks)
+
+
+@pytest.mark.parametrize(
+    ("engine", "most"),
+    [
+        *((engine, SAMPLE) for engine in ENGINES_OF_HEADS),
+        *(pytest.param(*each, marks=pytest.mark.soak) for each in SWEEP),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, tuple) else str(value),
+)
+def test_requests_compose_with_heads(engine: tuple[str, ...], most: int | None, headed: dict[str, Path]) -> None:
+    """Where MTP layers or an EAGLE-3 head draft: all features of a request, or, in the sweep, all pairs of them."""
+    faults = faults_in([engine], headed, most)
+
+    assert {feature for _, row in faults for feature in row.split(",")} == {*FEATURES}
+    assert not any(faults.values()), {where: fault for where, fault in faults.items() if fault}
 
 
 def expect_none(pair: tuple[str, str], faults: Faults) -> None:

@@ -98,7 +98,10 @@ def tokens_of(replies: Replies) -> dict[tuple[str, int], list[int]]:
     return {key: reply.token_ids for key, reply in replies.items()}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+# With graphs they are in the sample of test_composition.py, too.
+@pytest.mark.parametrize(
+    "engine", [pytest.param(name, marks=[pytest.mark.soak] * (name == "graphs")) for name in ENGINES]
+)
 @pytest.mark.parametrize("method", ["eagle3", "mtp"])
 def test_replies_in_a_busy_engine_are_those_alone(
     method: str, engine: str, models: Models, alone: dict[str, Replies]
