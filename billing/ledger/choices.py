@@ -1,10 +1,13 @@
 # What a router's choices are worth: what calls that left the model to an automatic route saved against its first large
 # model, and what calls that named a large model would have saved at the route's first small one.
+#
+# Closed days are added up once, by the name that was asked for (usage_asked): what is booked on such a day in time
+# cannot change any more. Calls of other days, and late ones, are read.
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import date
+from datetime import date, datetime
 
 from msgspec import Struct
 from sqlalchemy import text
@@ -15,6 +18,8 @@ from billing.core.prices import Price
 from billing.core.records import CHARGED, REQUESTS, TOKENS
 from billing.ledger.comparison import cost_at
 from protocol.usage import Usage
+
+MOST_OF_A_DAY = 5_000_000  # calls that one statement adds up: half of what it has time for
 
 
 class Alternative(Struct, frozen=True, kw_only=True):
@@ -61,12 +66,39 @@ class Estimate(Struct, frozen=True, kw_only=True):
     saved_nanousd: NanoDollars | None  # of all of them; None without a sample
 
 
+class Unsummed(Struct, frozen=True):
+    """Days whose calls are not added up yet by what they asked for, and how many calls they have."""
+
+    days: list[date]
+    calls: int
+
+
+async def unsummed(connection: AsyncConnection, team_id: str | None, first: date, last: date) -> Unsummed:
+    """Return the days of a period whose calls have to be read; ``team_id`` None: those of all teams."""
+    span = {"team_id": team_id, "first": first, "last": last}
+    rows = (await connection.execute(UNSUMMED, span)).all()
+    return Unsummed([row.day for row in rows], sum(int(row.calls) for row in rows))
+
+
+async def sum_asked(connection: AsyncConnection, now: datetime) -> int:
+    """Add up the calls of a closed day by what they asked for, the newest first; return how many days that were."""
+    states = {"charged": list(CHARGED), "counted": list(REQUESTS)}
+    return (await connection.execute(SUM_DAY, states | {"now": now, "most": MOST_OF_A_DAY})).rowcount
+
+
 async def asked_sums(
-    connection: AsyncConnection, team_id: str | None, first: date, last: date, alternatives: Sequence[Alternative]
+    connection: AsyncConnection,
+    team_id: str | None,
+    first: date,
+    last: date,
+    alternatives: Sequence[Alternative],
+    days: Sequence[date],
 ) -> list[AskedSum]:
-    """Return the sums of charged calls that asked for one of these names; ``team_id`` None: of all teams."""
+    """Return the sums of charged calls that asked for one of these names; ``team_id`` None: of all teams. ``days``:
+    those that are not added up yet."""
     asked = {"names": [each.asked for each in alternatives], "qualities": [each.quality for each in alternatives]}
     span = {"team_id": team_id, "first": first, "last": last, "charged": list(CHARGED), "counted": list(REQUESTS)}
+    read = {"days": list(days)}
     query = OF_HOUSE if team_id is None else OF_TEAM
     return [
         AskedSum(
@@ -74,11 +106,11 @@ async def asked_sums(
             asked=row["asked"],
             tier=row["tier"],
             suffices=row["suffices"],
-            requests=row["requests"],
+            requests=int(row["requests"]),
             usage=Usage(**{name: int(row[name]) for name in TOKENS}),
             cost_nanousd=int(row["cost_nanousd"]),
         )
-        for row in (await connection.execute(query, asked | span)).mappings()
+        for row in (await connection.execute(query, asked | span | read)).mappings()
     ]
 
 
@@ -118,14 +150,68 @@ def missed_saving(sums: Iterable[AskedSum], alternatives: Sequence[Alternative])
     )
 
 
-QUERY = f"""
-    SELECT team_id, asked.name AS asked, tier, complexity >= asked.quality AS suffices,
-           count(*) FILTER (WHERE status = ANY(CAST(:counted AS text[]))) AS requests,
-           {", ".join(f"sum({name}) AS {name}" for name in (*TOKENS, "cost_nanousd"))}
+COUNTED = ("requests", *TOKENS, "cost_nanousd")
+CALLS = f"""
+    count(*) FILTER (WHERE status = ANY(CAST(:counted AS text[]))) AS requests,
+    {", ".join(f"sum({name}) AS {name}" for name in (*TOKENS, "cost_nanousd"))}
     FROM usage_records
-    JOIN unnest(CAST(:names AS text[]), CAST(:qualities AS double precision[])) AS asked (name, quality)
-      ON model_asked = asked.name
-    WHERE {{team}} day BETWEEN :first AND :last AND status = ANY(CAST(:charged AS text[])) AND endpoint <> 'embeddings'
+"""
+IS_CHARGED = "status = ANY(CAST(:charged AS text[])) AND endpoint <> 'embeddings'"
+# Days that have calls; those of one team by its index, of all teams by that of days.
+UNSUMMED = text("""
+    SELECT ended.day, calls
+    FROM (SELECT CAST(day AS date) AS day
+          FROM generate_series(CAST(:first AS timestamp), CAST(:last AS timestamp), interval '1 day') AS day
+          EXCEPT SELECT day FROM closed_days WHERE summed_at IS NOT NULL) AS ended,
+         LATERAL (SELECT sum(calls) AS calls FROM usage_daily WHERE usage_daily.day = ended.day
+                  AND (CAST(:team_id AS text) IS NULL OR team_id = :team_id)) AS of_day
+    WHERE calls > 0
+""")
+SUM_DAY = text(f"""
+    WITH next AS (
+        SELECT day FROM closed_days
+        WHERE summed_at IS NULL AND day >= coalesce((SELECT begins FROM ledger_memory), '-infinity')
+          AND (SELECT coalesce(sum(calls), 0) FROM usage_daily WHERE usage_daily.day = closed_days.day) <= :most
+        ORDER BY day DESC LIMIT 1 FOR UPDATE SKIP LOCKED
+    ), summed AS (
+        INSERT INTO usage_asked (day, team_id, model_asked, tier, score, {", ".join(COUNTED)})
+        SELECT day, team_id, model_asked, tier, CASE
+                   WHEN complexity IS NULL OR route_reason LIKE 'auto%' THEN -1
+                   ELSE floor(CAST(complexity AS numeric) * 100) END AS score,
+               {CALLS}
+        WHERE day = (SELECT day FROM next) AND booked_on IS NULL AND {IS_CHARGED}
+        GROUP BY 1, 2, 3, 4, 5
+    )
+    UPDATE closed_days SET summed_at = :now FROM next WHERE closed_days.day = next.day
+""")  # noqa: S608  (columns are ours)
+BY_CALL = f"""
+    SELECT team_id, asked.name AS asked, tier, complexity >= asked.quality AS suffices, {CALLS}
+    JOIN asked ON model_asked = asked.name
+"""
+# Of the late calls those alone are read whose team and day have some, as the daily sums know.
+QUERY = f"""
+    WITH asked AS (
+        SELECT * FROM unnest(CAST(:names AS text[]), CAST(:qualities AS double precision[])) AS asked (name, quality)
+    ), late AS (
+        SELECT DISTINCT team_id, day FROM usage_daily
+        WHERE {{team}} day BETWEEN :first AND :last AND booked_on <> day AND day <> ALL(CAST(:days AS date[]))
+    )
+    SELECT team_id, asked, tier, suffices, {", ".join(f"sum({name}) AS {name}" for name in COUNTED)}
+    FROM (
+        SELECT team_id, asked.name AS asked, tier,
+               CASE WHEN score >= 0 THEN score >= ceil(CAST(asked.quality AS numeric) * 100) END AS suffices,
+               {", ".join(COUNTED)}
+        FROM usage_asked JOIN asked ON model_asked = asked.name
+        WHERE {{team}} day BETWEEN :first AND :last AND day <> ALL(CAST(:days AS date[]))
+        UNION ALL (
+            {BY_CALL} WHERE {{team}} day = ANY(CAST(:days AS date[])) AND {IS_CHARGED} GROUP BY 1, 2, 3, 4
+        )
+        UNION ALL
+        SELECT of_day.* FROM late, LATERAL (
+            {BY_CALL} WHERE usage_records.team_id = late.team_id AND usage_records.day = late.day
+            AND booked_on IS NOT NULL AND {IS_CHARGED} GROUP BY 1, 2, 3, 4
+        ) AS of_day
+    ) AS parts
     GROUP BY 1, 2, 3, 4
 """  # noqa: S608  (columns are ours)
 OF_TEAM = text(QUERY.format(team="team_id = :team_id AND"))

@@ -191,7 +191,24 @@ turns = Table(
 )
 
 # Days whose accounts are closed: rows that come later carry ``booked_on``.
-closed_days = Table("closed_days", metadata, Column("day", Date, primary_key=True), *_moments("closed_at"))
+closed_days = Table(
+    "closed_days",
+    metadata,
+    Column("day", Date, primary_key=True),
+    *_moments("closed_at"),
+    Column("summed_at", DateTime(timezone=True)),  # when its calls were added up by what they asked for
+)
+
+# Charged calls of closed days by the name that they asked for, those that came late left out; by what share of a
+# hundred a small model would have sufficed, where a call that named a model was asked (-1: it was not).
+usage_asked = Table(
+    "usage_asked",
+    metadata,
+    Column("day", Date, primary_key=True),
+    *_words("team_id", "model_asked", "tier", is_key=True),
+    Column("score", SmallInteger, primary_key=True, autoincrement=False),
+    *_sums("requests", *TOKENS, "cost_nanousd"),
+)
 
 # The first day whose rows the ledger has not dropped, once it has dropped some; one row. What is older is not inserted.
 ledger_memory = _of_one_row("ledger_memory", Column("begins", Date, nullable=False))

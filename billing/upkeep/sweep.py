@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.edges import Clock, Database
 from billing.core.store_errors import POSTGRES_AWAY
+from billing.ledger.choices import sum_asked
 from billing.ledger.ledger import forget_days
 from billing.ledger.partitions import delete_stragglers, drop_partition, old_partitions
 from billing.ledger.series import forget_series, merge_parts, seal_days, seal_hours
@@ -116,9 +117,10 @@ class Sweeper:
         await self._do_in_parts(fold_leases, delete_idle_values, delete_old_months, delete_owners)
 
     async def roll_up(self) -> None:
-        """Merge the minutes of charts, make hours and days of them, and delete all when their time is over."""
+        """Merge the minutes of charts, make hours and days of them, and delete all when their time is over; add closed
+        days up by what their calls asked for."""
         forget = partial(forget_series, keep=timedelta(seconds=self.keep_rows))
-        await self._do_in_parts(seal_hours, seal_days, forget, merge_parts)
+        await self._do_in_parts(seal_hours, seal_days, forget, merge_parts, sum_asked)
 
     async def _do_in_parts(self, *chores: Callable[[AsyncConnection, datetime], Awaitable[int]]) -> None:
         """Do each until it changes nothing more, a few rows in a transaction."""

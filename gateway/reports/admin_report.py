@@ -78,7 +78,7 @@ async def admin_report(
     whole = sum_of(by_model, is_compared=price is not None)
     choices = Choices(None, [])
     if analysis.has_auto:
-        choices = await read_choices(connection, catalog, None, first, last, whole.totals)
+        choices = await read_choices(connection, catalog, None, first, last)
     shared = sum_of([use for use in by_model if use.groups[-1] is not None], is_compared=False)
     late = _late(statement.lines)
     return {

@@ -12,10 +12,10 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.prices import Price
-from billing.ledger.choices import Alternative, AskedSum, asked_sums, missed_saving, saving_of_auto
+from billing.ledger.choices import Alternative, AskedSum, asked_sums, missed_saving, saving_of_auto, unsummed
 from billing.ledger.comparison import Use, price_on, share, sum_of, usd_per_million, uses_of
 from billing.ledger.statement_queries import LONGEST_BY_CALL, GroupBy
-from billing.ledger.statements import Totals, period
+from billing.ledger.statements import period
 from gateway.accounts.serializers import cost_view, dollars, shown
 from gateway.accounts.teams import check_team
 from gateway.core.settings import Settings
@@ -31,7 +31,7 @@ MOST_BY_CALL = 10_000_000  # calls that are added up one by one: about what eigh
 
 class Analysis(Struct, frozen=True):
     """What is asked for beside the report. ``compared``: the model to compare with, if any; ``has_auto``: with what
-    automatic routes saved, which is added up call by call."""
+    automatic routes saved, for which calls of days that are not closed are read."""
 
     compared: ModelSpec | None
     has_auto: bool = True
@@ -101,7 +101,7 @@ async def _analyse(
     return {
         **mix_view(uses, for_admin=for_admin),
         **compare_view(analysis, whole),
-        **(await read_choices(connection, catalog, team_id, asked.first, asked.last, whole.totals)).view(),
+        **(await read_choices(connection, catalog, team_id, asked.first, asked.last)).view(),
     }
 
 
@@ -192,20 +192,19 @@ class Choices(Struct, frozen=True):
 
 
 async def read_choices(
-    connection: AsyncConnection, catalog: Catalog, team_id: str | None, first: date, last: date, whole: Totals
+    connection: AsyncConnection, catalog: Catalog, team_id: str | None, first: date, last: date
 ) -> Choices:
-    """Add up the calls that left the model to a route or could have; ``team_id`` None: of all teams. ``whole``: what
-    the daily sums say of these days, by which too many calls are known before they are read."""
+    """Add up what asked for an automatic route or could have; ``team_id`` None: of all teams. Days that are closed have
+    their sums; the calls of others are read, where they are not too many."""
     alternatives = alternatives_in(catalog, last)
-    if (last - first).days + 1 > LONGEST_BY_CALL:
-        return Choices(None, alternatives)
     if not alternatives:
         return Choices([], alternatives)
-    if whole.requests + whole.blocked + whole.failed > MOST_BY_CALL:
+    read = await unsummed(connection, team_id, first, last)
+    if len(read.days) > LONGEST_BY_CALL or read.calls > MOST_BY_CALL:
         return Choices(None, alternatives)
     try:
         async with added_up_by_call(connection):
-            return Choices(await asked_sums(connection, team_id, first, last, alternatives), alternatives)
+            return Choices(await asked_sums(connection, team_id, first, last, alternatives, read.days), alternatives)
     except BadRequest:
         return Choices(None, alternatives)
 

@@ -23,7 +23,16 @@ from tests.support.waiting import until
 
 CHAT = {"model": "small", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
 # What speaks of a deleted team in the end: its row, its keys, the books, and refused calls for their few days.
-KEPT = {"admin_keys", "api_keys", "audit_log", "refused_calls", "usage_daily", "usage_records", "usage_series"}
+KEPT = {
+    "admin_keys",
+    "api_keys",
+    "audit_log",
+    "refused_calls",
+    "usage_asked",
+    "usage_daily",
+    "usage_records",
+    "usage_series",
+}
 HOLDERS = text("SELECT table_name FROM information_schema.columns WHERE column_name = 'team_id'")
 
 

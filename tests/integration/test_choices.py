@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
+
+from sqlalchemy import text
 
 from billing.core.prices import Price
 from billing.core.records import Status
-from billing.ledger.choices import Alternative, AskedSum, asked_sums
+from billing.ledger.choices import Alternative, AskedSum, asked_sums, sum_asked, unsummed
 from billing.ledger.ledger import insert_records
+from billing.upkeep.sweep import close_days
 from gateway.storage.database import Database
 from protocol.usage import Usage
 from tests.support.clock import SetClock
@@ -18,12 +21,14 @@ PRICE = Price(input=1, output=1)  # type: ignore[arg-type]
 NAMES = [
     Alternative(asked="auto", is_auto=True, price=PRICE),
     Alternative(asked="large", is_auto=False, price=PRICE, quality=0.8),
+    Alternative(asked="middle", is_auto=False, price=PRICE, quality=0.29),
 ]
 
 
 async def asked(database: Database, team_id: str | None = "team_a", day: date = TODAY) -> list[AskedSum]:
     async with database.begin() as connection:
-        found = await asked_sums(connection, team_id, day, day, NAMES)
+        read = await unsummed(connection, team_id, day, day)
+        found = await asked_sums(connection, team_id, day, day, NAMES, read.days)
     return sorted(found, key=lambda one: (one.asked, one.tier, str(one.suffices)))
 
 
@@ -63,3 +68,41 @@ async def test_calls_are_added_up_by_name_tier_and_verdict(database: Database) -
         ("team_b", 1),
     ]
     assert await asked(database, day=TODAY - timedelta(days=1)) == []
+
+
+async def test_a_closed_day_tells_the_same_by_its_sums(database: Database) -> None:
+    """Once it is added up none of its calls is read but late ones, and what it says of names, tiers, verdicts and
+    money stays to the last nano-dollar; a day is added up once."""
+    clock, morning = SetClock(), datetime(2026, 4, 6, 9, tzinfo=UTC)
+    calls: list[dict[str, object]] = [
+        {"model_asked": "large", "complexity": score, "tier": tier}
+        for score in (0.8, 0.7999, 0.29, 0.0, 1.0, None)
+        for tier in ("interactive", "batch")
+    ]
+    calls += [
+        {"model_asked": "auto", "complexity": 0.9, "route_reason": "auto_small"},
+        {"model_asked": "middle", "complexity": 0.29},  # a hundred times that is less than 29, to a float
+        {"model_asked": "large", "status": Status.BLOCKED},
+    ]
+    async with database.begin() as connection:
+        await insert_records(connection, [make_record(clock.new_id(), **call) for call in calls], today=TODAY)
+    before = await asked(database, None)
+    async with database.begin() as connection:
+        await close_days(connection, morning)
+        summed = [await sum_asked(connection, morning) for _ in range(2)]
+        late = make_record(clock.new_id(), model_asked="large", complexity=0.29, team_id="team_b")
+        await insert_records(connection, [late], today=morning.date())
+        await connection.execute(text("DELETE FROM usage_records WHERE booked_on IS NULL"))
+    after = await asked(database, None)
+
+    def told(found: list[AskedSum]) -> set[tuple[object, ...]]:  # an automatic route's calls go by no verdict
+        of_auto = ((one, None if one.asked == "auto" else one.suffices) for one in found)
+        return {
+            (one.team_id, one.asked, one.tier, does, one.requests, str(one.usage), one.cost_nanousd)
+            for one, does in of_auto
+        }
+
+    assert summed == [1, 0] and len(before) == 8
+    new = told(after) - told(before)
+    assert told(before) <= told(after)
+    assert [(one[0], one[3], one[4]) for one in new] == [("team_b", False, 1)]

@@ -118,8 +118,8 @@ async def get_report(request: AnyRequest) -> Response[bytes] | Response[str]:
     What was charged and what our own GPUs cost, each replica's idle time, dollars per million tokens, the mix of
     models, what automatic routes saved; with ``compare=MODEL`` what the same tokens would have cost there; the total of
     each provider, with ``invoice=PROVIDER:USD`` (several with commas between) beside what it has invoiced.
-    ``auto=false`` leaves out what automatic routes saved, which is added up call by call: it answers in less than a
-    second, however many calls there are. ``format``: json or csv.
+    ``auto=false`` leaves out what automatic routes saved, for which calls of days that are not closed are read.
+    ``format``: json or csv.
     """
     edition, query = edition_of(request), read_parameters(request)
     first, last = read_span(query, part_of(request, Clock).today())

@@ -1,7 +1,7 @@
 // What all teams owe for a period, and what it cost the operator: the report of GET /admin/report, by team or by model.
 
 import {
-  PeriodBar, Figure, Problem, Table, count, html, path, percent, periodOf, usd, useAct, useData, useState, href,
+  PeriodBar, Figure, Problem, Table, count, html, path, percent, periodOf, usd, useAct, useData, href,
 } from "../ui.js";
 
 const USUAL = "month";
@@ -9,27 +9,17 @@ const USUAL = "month";
 export default function Finance({ api, query, go }) {
   const { from, to } = periodOf(query, USUAL);
   const by = query.by === "model" ? "model" : "team";
-  const report = path("/admin/report", { from, to, auto: "false" });
+  const report = path("/admin/report", { from, to });
   const { data, error, again } = useData(api, report);
   const download = useAct((what, more) => api.download(path(`/admin/${what}`, { from, to, ...more }), `${what}-${from}-${to}.csv`));
   return html`
     <${PeriodBar} query=${query} go=${go} usual=${USUAL} />
     ${error && html`<${Problem} error=${error} again=${again} />`}
     ${download.error && html`<${Problem} error=${download.error} dismiss=${download.forget} />`}
-    ${data && html`<${Report} data=${data} by=${by} api=${api} go=${go} download=${download} />`}`;
+    ${data && html`<${Report} data=${data} by=${by} go=${go} download=${download} />`}`;
 }
 
-// What automatic routes saved is added up call by call, when it is asked for.
-function Saved({ api, from, to }) {
-  const [isAsked, setAsked] = useState(false);
-  const { data, error, again } = useData(api, isAsked ? path("/admin/report", { from, to }) : null);
-  if (!isAsked) return html`<${Figure} label="Saved by automatic routes" value=${html`<button onClick=${() => setAsked(true)}>Add up</button>`}>call by call: takes some seconds<//>`;
-  if (error) return html`<${Problem} error=${error} again=${again} />`;
-  const { auto } = data ?? {};
-  return html`<${Figure} label="Saved by automatic routes" value=${auto ? usd(auto.saved_usd) : "–"}>${!data ? "adding up…" : auto ? "against the large model" : "too many calls"}<//>`;
-}
-
-function Report({ api, data, by, go, download }) {
+function Report({ data, by, go, download }) {
   const { total } = data;
   const gpu = data.instances_total;
   const rows = (by === "team" ? data.teams : data.models).toSorted((a, b) => Number(b.cost_usd) - Number(a.cost_usd));
@@ -49,7 +39,7 @@ function Report({ api, data, by, go, download }) {
     <div class="figures">
       <${Figure} label="Charged to teams" value=${usd(total.cost_usd)} exact=${`$${total.cost_usd}`}>${Number(total.corrections_usd) ? `${usd(total.corrections_usd)} of it corrections` : "no corrections"}<//>
       ${Number(gpu.cost_usd) > 0 && html`<${Figure} label="Our GPUs cost" value=${usd(gpu.cost_usd)} exact=${`$${gpu.cost_usd}`}>${usd(gpu.idle_usd)} of it idle<//>`}
-      <${Saved} key=${`${data.from} ${data.to}`} api=${api} from=${data.from} to=${data.to} />
+      <${Figure} label="Saved by automatic routes" value=${data.auto ? usd(data.auto.saved_usd) : "–"}>${data.auto ? "against the large model" : "too many calls to be added up"}<//>
       <${Figure} label="State" value=${data.is_closed ? "Closed" : "Open"}>${data.is_closed ? "only corrections follow" : "calls may still arrive"}<//>
     </div>
     <section>
