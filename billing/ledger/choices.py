@@ -2,12 +2,12 @@
 # model, and what calls that named a large model would have saved at the route's first small one.
 #
 # Closed days are added up once, by the name that was asked for (usage_asked): what is booked on such a day in time
-# cannot change any more. Calls of other days, and late ones, are read.
+# cannot change any more (billing/upkeep/sweep.py). Calls of other days, and late ones, are read.
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import date, datetime
+from datetime import date
 
 from msgspec import Struct
 from sqlalchemy import text
@@ -18,8 +18,6 @@ from billing.core.prices import Price
 from billing.core.records import CHARGED, REQUESTS, TOKENS
 from billing.ledger.comparison import cost_at
 from protocol.usage import Usage
-
-MOST_OF_A_DAY = 5_000_000  # calls that one statement adds up: half of what it has time for
 
 
 class Alternative(Struct, frozen=True, kw_only=True):
@@ -78,12 +76,6 @@ async def unsummed(connection: AsyncConnection, team_id: str | None, first: date
     span = {"team_id": team_id, "first": first, "last": last}
     rows = (await connection.execute(UNSUMMED, span)).all()
     return Unsummed([row.day for row in rows], sum(int(row.calls) for row in rows))
-
-
-async def sum_asked(connection: AsyncConnection, now: datetime) -> int:
-    """Add up the calls of a closed day by what they asked for, the newest first; return how many days that were."""
-    states = {"charged": list(CHARGED), "counted": list(REQUESTS)}
-    return (await connection.execute(SUM_DAY, states | {"now": now, "most": MOST_OF_A_DAY})).rowcount
 
 
 async def asked_sums(
@@ -151,11 +143,6 @@ def missed_saving(sums: Iterable[AskedSum], alternatives: Sequence[Alternative])
 
 
 COUNTED = ("requests", *TOKENS, "cost_nanousd")
-CALLS = f"""
-    count(*) FILTER (WHERE status = ANY(CAST(:counted AS text[]))) AS requests,
-    {", ".join(f"sum({name}) AS {name}" for name in (*TOKENS, "cost_nanousd"))}
-    FROM usage_records
-"""
 IS_CHARGED = "status = ANY(CAST(:charged AS text[])) AND endpoint <> 'embeddings'"
 # Days that have calls; those of one team by its index, of all teams by that of days.
 UNSUMMED = text("""
@@ -167,27 +154,12 @@ UNSUMMED = text("""
                   AND (CAST(:team_id AS text) IS NULL OR team_id = :team_id)) AS of_day
     WHERE calls > 0
 """)
-SUM_DAY = text(f"""
-    WITH next AS (
-        SELECT day FROM closed_days
-        WHERE summed_at IS NULL AND day >= coalesce((SELECT begins FROM ledger_memory), '-infinity')
-          AND (SELECT coalesce(sum(calls), 0) FROM usage_daily WHERE usage_daily.day = closed_days.day) <= :most
-        ORDER BY day DESC LIMIT 1 FOR UPDATE SKIP LOCKED
-    ), summed AS (
-        INSERT INTO usage_asked (day, team_id, model_asked, tier, score, {", ".join(COUNTED)})
-        SELECT day, team_id, model_asked, tier, CASE
-                   WHEN complexity IS NULL OR route_reason LIKE 'auto%' THEN -1
-                   ELSE floor(CAST(complexity AS numeric) * 100) END AS score,
-               {CALLS}
-        WHERE day = (SELECT day FROM next) AND booked_on IS NULL AND {IS_CHARGED}
-        GROUP BY 1, 2, 3, 4, 5
-    )
-    UPDATE closed_days SET summed_at = :now FROM next WHERE closed_days.day = next.day
-""")  # noqa: S608  (columns are ours)
 BY_CALL = f"""
-    SELECT team_id, asked.name AS asked, tier, complexity >= asked.quality AS suffices, {CALLS}
-    JOIN asked ON model_asked = asked.name
-"""
+    SELECT team_id, asked.name AS asked, tier, complexity >= asked.quality AS suffices,
+           count(*) FILTER (WHERE status = ANY(CAST(:counted AS text[]))) AS requests,
+           {", ".join(f"sum({name}) AS {name}" for name in COUNTED[1:])}
+    FROM usage_records JOIN asked ON model_asked = asked.name
+"""  # noqa: S608  (columns are ours)
 # Of the late calls those alone are read whose team and day have some, as the daily sums know.
 QUERY = f"""
     WITH asked AS (

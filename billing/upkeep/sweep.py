@@ -18,8 +18,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.edges import Clock, Database
+from billing.core.records import CHARGED, REQUESTS, TOKENS
 from billing.core.store_errors import POSTGRES_AWAY
-from billing.ledger.choices import sum_asked
 from billing.ledger.ledger import forget_days
 from billing.ledger.partitions import delete_stragglers, drop_partition, old_partitions
 from billing.ledger.series import forget_series, merge_parts, seal_days, seal_hours
@@ -34,7 +34,10 @@ LOST_AFTER = 3600.0  # seconds; an owner not seen for so long holds up no day
 GRACE = 60.0  # seconds a day stays open after its end, for clocks that differ
 MOST = 2000  # rows in one transaction: writers of the ledger wait for it some 50 ms
 VALUES_KEPT = timedelta(days=2)  # of end users and tags: for leases that no month counts
+MOST_OF_A_DAY = 5_000_000  # calls that one statement adds up: half of what it has time for
 OWNERS_KEPT = timedelta(days=7)  # after their end
+
+ASKED = (*TOKENS, "cost_nanousd")  # what is added up by what calls asked for
 
 log = structlog.get_logger(__name__)
 
@@ -181,6 +184,13 @@ async def delete_old_months(connection: AsyncConnection, now: datetime) -> int:
     return leases.rowcount + balances.rowcount
 
 
+async def sum_asked(connection: AsyncConnection, now: datetime) -> int:
+    """Add up the calls of a closed day by what they asked for (billing/ledger/choices.py), the newest day first; return
+    how many days that were. What is booked on a closed day in time cannot change any more."""
+    states = {"charged": list(CHARGED), "counted": list(REQUESTS)}
+    return (await connection.execute(SUM_ASKED, states | {"now": now, "most": MOST_OF_A_DAY})).rowcount
+
+
 async def delete_owners(connection: AsyncConnection, now: datetime) -> int:
     """Delete some owners that have no lease left and ended a week ago, or were last seen then; return how many."""
     return (await connection.execute(DELETE_OWNERS, {"before": now - OWNERS_KEPT, "most": MOST})).rowcount
@@ -213,6 +223,27 @@ CLOSE_DAYS = text("""
     ON CONFLICT DO NOTHING
     RETURNING closed_days.day
 """)
+
+SUM_ASKED = text(f"""
+    WITH next AS (
+        SELECT day FROM closed_days
+        WHERE summed_at IS NULL AND day >= coalesce((SELECT begins FROM ledger_memory), '-infinity')
+          AND (SELECT coalesce(sum(calls), 0) FROM usage_daily WHERE usage_daily.day = closed_days.day) <= :most
+        ORDER BY day DESC LIMIT 1 FOR UPDATE SKIP LOCKED
+    ), summed AS (
+        INSERT INTO usage_asked (day, team_id, model_asked, tier, score, requests, {", ".join(ASKED)})
+        SELECT day, team_id, model_asked, tier, CASE
+                   WHEN complexity IS NULL OR route_reason LIKE 'auto%' THEN -1
+                   ELSE floor(CAST(complexity AS numeric) * 100) END AS score,
+               count(*) FILTER (WHERE status = ANY(CAST(:counted AS text[]))),
+               {", ".join(f"sum({name})" for name in ASKED)}
+        FROM usage_records
+        WHERE day = (SELECT day FROM next) AND booked_on IS NULL
+          AND status = ANY(CAST(:charged AS text[])) AND endpoint <> 'embeddings'
+        GROUP BY 1, 2, 3, 4, 5
+    )
+    UPDATE closed_days SET summed_at = :now FROM next WHERE closed_days.day = next.day
+""")  # noqa: S608  (columns are ours)
 
 # Said twice: a row that another transaction changes while this one waits for it has to be such a row still.
 SOME = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE {which} LIMIT :most)) AND {which}"

@@ -8,9 +8,9 @@ from sqlalchemy import text
 
 from billing.core.prices import Price
 from billing.core.records import Status
-from billing.ledger.choices import Alternative, AskedSum, asked_sums, sum_asked, unsummed
+from billing.ledger.choices import Alternative, AskedSum, asked_sums, unsummed
 from billing.ledger.ledger import insert_records
-from billing.upkeep.sweep import close_days
+from billing.upkeep.sweep import close_days, sum_asked
 from gateway.storage.database import Database
 from protocol.usage import Usage
 from tests.support.clock import SetClock
