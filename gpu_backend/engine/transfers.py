@@ -155,7 +155,7 @@ class Transfers:
         """Return what the load report says of transfers."""
         apart = self._scheduler.tables.apart
         held = sum(len(table) for name, table in apart.items() if isinstance(name, str))
-        names = ("kv_blocks_offered", "kv_blocks_pulled", "kv_pulls", "kv_pulls_failed")
+        names = ("kv_blocks_offered", "kv_blocks_pulled", "kv_blocks_shared", "kv_pulls", "kv_pulls_failed")
         now = {"kv_blocks_held": float(held), "kv_pulls_waiting": float(len(self._coming))}
         return {**now, **{name: float(self._counts[name]) for name in names}}
 
@@ -191,6 +191,7 @@ class Transfers:
         self._counts["kv_pulls_failed"] += ended.problem is not None
         self._log(ended.problem)
         self._counts["kv_blocks_pulled"] += ended.num_blocks
+        self._counts["kv_blocks_shared"] += ended.num_shared
         if ended.ticket in self._scheduler.tables.apart:
             end = coming.first + ended.num_blocks
             self._scheduler.tables.publish_pulled(coming.leader, ended.ticket, coming.first, end)

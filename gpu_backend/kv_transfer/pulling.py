@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpu_backend.kv_transfer.leases import LEASE
+from gpu_backend.kv_transfer.memory import SharedMemory
 from gpu_backend.kv_transfer.seam import BlockFormat, BlockStore, Described, Ended, TransferEvent
 from gpu_backend.kv_transfer.wire import Link, Refused, checksum
 from gpu_backend.step.transfer import RemoteBlocks
@@ -26,15 +27,18 @@ class GivenUp(Exception):
 class Pull:
     """Runs in a thread of its own; ``give_room`` and ``give_up`` are called by the step loop."""
 
-    def __init__(self, ticket: int, remote: RemoteBlocks, salt: bytes, hashes: Sequence[bytes]) -> None:
+    def __init__(
+        self, ticket: int, remote: RemoteBlocks, salt: bytes, hashes: Sequence[bytes], *, shares_memory: bool = True
+    ) -> None:
         self.ticket = ticket
+        self._shares_memory = shares_memory
         self._remote = remote
         self._salt = salt
         self._hashes = hashes
         self._room: queue.SimpleQueue[tuple[Sequence[int], Any] | None] = queue.SimpleQueue()
         self._connection: socket.socket | None = None
         self._is_given_up = False
-        self._num_done = 0
+        self._num_done = self._num_shared = 0
 
     def give_room(self, blocks: Sequence[int], after: Any) -> None:
         """Say where the blocks go, and after which mark."""
@@ -62,7 +66,7 @@ class Pull:
             problem = "given up"
         except Exception as exc:  # of the network or of the device: either way the rest is computed
             problem = "given up" if self._is_given_up else f"{type(exc).__name__}: {exc}"
-        tell(Ended(self.ticket, self._num_done, problem))
+        tell(Ended(self.ticket, self._num_done, problem, self._num_shared))
 
     def _note(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -103,27 +107,50 @@ class Pull:
         self, link: Link, store: BlockStore, blocks: Sequence[int], after: Any, first: int, most: int
     ) -> None:
         size = store.format.block_bytes
-        for start in range(0, len(blocks), most):
-            chosen = blocks[start : start + most]
-            answer, data = self._ask(link, "pull", len(chosen) * size, start=first + start, count=len(chosen))
-            if len(data) != len(chosen) * size:
-                raise Refused("it sent less than was asked for")
-            sums = answer["checksums"]
-            good = 0
-            while good < len(chosen):
-                key, part = self._hashes[start + good], data[good * size : (good + 1) * size]
-                if checksum(key, part).hex() != sums[good]:
-                    break
-                good += 1
-            self._look()
-            if good:
-                store.write(chosen[:good], data[: good * size], after)
-            self._num_done += good
-            if good < len(chosen):
-                self._ask(link, "release")
-                raise Refused("the checksum of a block does not match")
+        with contextlib.ExitStack() as stack:
+            memory = self._shared_memory(link, min(most, len(blocks)) * size)
+            if memory is not None:
+                stack.callback(memory.close)
+            for start in range(0, len(blocks), most):
+                chosen = blocks[start : start + most]
+                self._bring_chunk(link, store, chosen, after, first, memory)
 
-    def _ask(self, link: Link, op: str, most_data: int = 0, **more: int) -> tuple[dict[str, Any], memoryview]:
+    def _shared_memory(self, link: Link, size: int) -> SharedMemory | None:
+        if self._shares_memory and link.is_on_one_machine:
+            with contextlib.suppress(OSError, AttributeError):  # the system has none
+                return SharedMemory(size)
+        return None
+
+    def _bring_chunk(
+        self, link: Link, store: BlockStore, chosen: Sequence[int], after: Any, first: int, memory: SharedMemory | None
+    ) -> None:
+        """Bring the next blocks: through shared memory, if the other engine finds it, else over the connection."""
+        size, place = store.format.block_bytes, self._num_done
+        found = {} if memory is None else {"memory": memory.where}
+        length = len(chosen) * size
+        answer, data = self._ask(link, "pull", length, start=first + place, count=len(chosen), **found)
+        is_shared = memory is not None and answer.get("in_memory") == length
+        if memory is not None and is_shared:
+            data = memory.read(length)
+        if len(data) != length:
+            raise Refused("it sent less than was asked for")
+        sums = answer["checksums"]
+        good = 0
+        while good < len(chosen):
+            key, part = self._hashes[place + good], data[good * size : (good + 1) * size]
+            if checksum(key, part).hex() != sums[good]:
+                break
+            good += 1
+        self._look()
+        if good:
+            store.write(chosen[:good], data[: good * size], after)
+        self._num_done += good
+        self._num_shared += good * is_shared
+        if good < len(chosen):
+            self._ask(link, "release")
+            raise Refused("the checksum of a block does not match")
+
+    def _ask(self, link: Link, op: str, most_data: int = 0, **more: Any) -> tuple[dict[str, Any], memoryview]:
         self._look()
         told: dict[str, Any] = {"op": op, "lease": self._remote.lease, "salt": self._salt.hex()}
         link.send({**told, "engine_id": self._remote.engine_id, **more})

@@ -60,6 +60,7 @@ class Ended:
     ticket: int
     num_blocks: int
     problem: str | None = None
+    num_shared: int = 0  # of these, that came through shared memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
-# Blocks over TCP: this engine serves those that it holds, and brings those of others, in threads beside the step loop.
+# Blocks over TCP, or through shared memory where both engines are on one machine: this engine serves those that it
+# holds, and brings those of others, in threads beside the step loop.
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import queue
 import secrets
 import socket
@@ -15,6 +17,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gpu_backend.kv_transfer.leases import LEASE, BlockLeases
+from gpu_backend.kv_transfer.memory import open_memory, write_all
 from gpu_backend.kv_transfer.pulling import Pull
 from gpu_backend.kv_transfer.seam import BlockStore, Freed, KvTransfer, TransferEvent
 from gpu_backend.kv_transfer.wire import Link, Refused, checksum
@@ -40,12 +43,16 @@ class TcpTransfer(KvTransfer):
         secret: str = "",
         clock: Callable[[], float] = time.monotonic,
         lease_seconds: float = LEASE,
+        *,
+        shares_memory: bool = True,
     ) -> None:
-        """Listen at once. Raises ``ValueError`` where that cannot be."""
+        """Listen at once. Raises ``ValueError`` where that cannot be. ``shares_memory``: whether blocks of engines on
+        this machine come through memory that both have, where that is to be had."""
         if not secret and not is_loopback(host):
             raise ValueError(f"KV blocks are not served at {host}, where other machines are, without a secret")
         self.engine_id = secrets.token_hex(8)  # another one after every start
         self._store = store
+        self._shares_memory = shares_memory
         self._key = secret.encode()
         self._leases = BlockLeases(clock, lease_seconds)
         self._events: queue.SimpleQueue[TransferEvent] = queue.SimpleQueue()
@@ -70,7 +77,7 @@ class TcpTransfer(KvTransfer):
 
     def describe(self, ticket: int, remote: RemoteBlocks, salt: bytes, hashes: Sequence[bytes]) -> None:
         """Ask in a thread."""
-        pull = self._pulls[ticket] = Pull(ticket, remote, salt, hashes)
+        pull = self._pulls[ticket] = Pull(ticket, remote, salt, hashes, shares_memory=self._shares_memory)
         self._pullers.submit(self._run, pull)
 
     def pull(self, ticket: int, blocks: Sequence[int]) -> None:
@@ -143,7 +150,11 @@ class TcpTransfer(KvTransfer):
     def _serve(self, connection: socket.socket) -> None:
         """Answer one engine until it goes, or says nothing for as long as a lease lasts."""
         try:
-            with connection, contextlib.suppress(OSError, Refused, ValueError, TypeError, KeyError):
+            with (
+                connection,
+                contextlib.ExitStack() as stack,
+                contextlib.suppress(OSError, Refused, ValueError, TypeError, KeyError),
+            ):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 link = Link(connection, self._key, asks=False, patience=PATIENCE)
                 asked, _ = link.receive()
@@ -151,9 +162,14 @@ class TcpTransfer(KvTransfer):
                 if asked["engine_id"] != self.engine_id:
                     link.send({"problem": "it was started again"})
                     return
+                memory = None
                 while True:
+                    if memory is None and "memory" in asked and (memory := open_memory(asked["memory"])) is not None:
+                        stack.callback(os.close, memory)
                     with self._leases.reading(name, salt) as lease:
                         answer, data = self._answer(asked, lease.blocks) if lease else ({"problem": "no lease"}, b"")
+                    if memory is not None and data and write_all(memory, data):
+                        answer, data = {**answer, "in_memory": len(data)}, b""
                     link.send(answer, data)
                     if asked["op"] == "release":
                         self._leases.end(name)

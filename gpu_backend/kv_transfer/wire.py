@@ -88,6 +88,11 @@ class Link:
             raise Refused("its message is no object")
         return message, self._receive(data_length, until)
 
+    @property
+    def is_on_one_machine(self) -> bool:
+        """Whether both ends have one address: the same machine, and the same network of it."""
+        return bool(self._socket.getsockname()[:1] == self._socket.getpeername()[:1])
+
     def close(self) -> None:
         """Close the connection."""
         self._socket.close()

@@ -71,6 +71,7 @@ def test_an_answer_is_that_of_one_engine(temperature: float, engines: tuple[Engi
     answer = ask(decoder, subject, temperature=temperature, kv_transfer_params=told)
 
     until(lambda: counter(decoder, "kv_blocks_pulled_total") - before >= answer["usage"]["prompt_tokens"] // 32)
+    assert counter(decoder, "kv_blocks_shared_total") == counter(decoder, "kv_blocks_pulled_total")
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] < answer["usage"]["prompt_tokens"] // 2
     assert text_of(answer) == text_of(ask(prefiller, subject, temperature=temperature))
     until(lambda: counter(prefiller, "kv_blocks_held") == 0)

@@ -79,13 +79,18 @@ class Engine:
 
 @contextlib.contextmanager
 def counting_engine(
-    num_blocks: int = 64, secret: str = SECRET, fingerprint: str = "counting", **settings: Any
+    num_blocks: int = 64,
+    secret: str = SECRET,
+    fingerprint: str = "counting",
+    *,
+    shares_memory: bool = True,
+    **settings: Any,
 ) -> Iterator[Engine]:
     """Run a loop over a counting runner that exchanges blocks."""
     runner = CountingRunner(BLOCK)
     store = CountingStore(runner, BLOCK, fingerprint)
     clock = HandClock()
-    transfer = TcpTransfer(store, "127.0.0.1", 0, secret, clock)
+    transfer = TcpTransfer(store, "127.0.0.1", 0, secret, clock, shares_memory=shares_memory)
     loop, _ = counting_loop(num_blocks, runner=runner, transfer=transfer, clock=clock, block_size=BLOCK, **settings)
     try:
         yield Engine(loop, runner, store, transfer, clock)

@@ -39,6 +39,7 @@ OF_LOAD = (
     ),
     (COUNTER, "tollgate_engine_kv_blocks_offered", "kv_blocks_offered", "KV blocks that were held for other engines."),
     (COUNTER, "tollgate_engine_kv_blocks_pulled", "kv_blocks_pulled", "KV blocks that came from other engines."),
+    (COUNTER, "tollgate_engine_kv_blocks_shared", "kv_blocks_shared", "Of these, through shared memory."),
     (COUNTER, "tollgate_engine_kv_pulls", "kv_pulls", "Prompts whose KV blocks were asked of another engine."),
     (
         *(COUNTER, "tollgate_engine_kv_pulls_failed", "kv_pulls_failed"),

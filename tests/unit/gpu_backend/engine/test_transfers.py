@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpu_backend.kv_transfer.leases import LEASE
+from gpu_backend.kv_transfer.memory import PREFIX, write_all
 from gpu_backend.kv_transfer.tcp import MOST_PULLS, TcpTransfer
 from gpu_backend.step.messages import Abort, Drain, Drained, Event, FinishReason, Generate
 from gpu_backend.step.transfer import RemoteBlocks
@@ -21,9 +23,14 @@ from tests.support.kv_transfer import BLOCK, Engine, Wire, counting_engine, deco
 PROMPT = tuple(range(1, 31))  # seven full blocks and two tokens
 
 
+EITHER_WAY = pytest.mark.parametrize("engines", [True, False], ids=["in memory", "over TCP"], indirect=True)
+
+
 @pytest.fixture
-def engines() -> Iterator[tuple[Engine, Engine]]:
-    with counting_engine() as prefiller, counting_engine() as decoder:
+def engines(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
+    """Two engines of one machine; the test may say that they share no memory."""
+    shares_memory = getattr(request, "param", True)
+    with counting_engine() as prefiller, counting_engine(shares_memory=shares_memory) as decoder:
         yield prefiller, decoder
 
 
@@ -34,14 +41,22 @@ def expect_answer(answers: dict[tuple[str, int], Answer], name: str = "a", promp
 
 
 def expect_nothing_held(engine: Engine) -> None:
-    """Within the time of a lease all blocks are free, whoever is gone."""
+    """Within the time of a lease all blocks are free, whoever is gone, and no shared memory is left."""
     engine.clock.now += LEASE
     if engine.loop.has_work():
         step(engine.loop, {})
     assert engine.loop.blocks.num_in_use == 0
     assert not engine.loop.has_work()
+    until(lambda: not any(map(is_shared_memory, Path("/proc/self/fd").iterdir())))
 
 
+def is_shared_memory(descriptor: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return PREFIX in str(descriptor.readlink())
+    return False
+
+
+@EITHER_WAY
 def test_a_decoder_computes_only_what_does_not_come(engines: tuple[Engine, Engine]) -> None:
     """All full blocks but that of the last token come; both engines have all their blocks back afterwards."""
     prefiller, decoder = engines
@@ -54,6 +69,7 @@ def test_a_decoder_computes_only_what_does_not_come(engines: tuple[Engine, Engin
     expect_answer(answers)
     assert decoder.runner.plans[0].num_tokens == 2
     assert decoder.counters["kv_blocks_pulled"] == 7
+    assert decoder.counters["kv_blocks_shared"] == (7 if decoder.transfer._shares_memory else 0)
     until(prefiller.loop.has_work)
     step(prefiller.loop, {})
     assert prefiller.loop.blocks.num_in_use == decoder.loop.blocks.num_in_use == 0
@@ -142,12 +158,13 @@ def test_without_a_secret_no_other_machine_is_asked() -> None:
             TcpTransfer(decoder.store, "0.0.0.0", 0)
 
 
+@EITHER_WAY
 @pytest.mark.parametrize("share", [0.0, 0.04, 0.1, 0.3, 0.6, 0.75, 0.9, 0.95])
 def test_a_byte_that_changes_on_the_way_changes_no_answer(share: float, engines: tuple[Engine, Engine]) -> None:
     """Wherever it is: in the greeting, a proof, a message or a block."""
     prefiller, decoder = engines
     remote = prefill(prefiller.loop, greedy("a", PROMPT))
-    spoilt = int(share * bytes_of_a_transfer())
+    spoilt = int(share * bytes_of_a_transfer(decoder))
 
     with Wire(remote, spoilt=spoilt) as wire:
         answers = decode(decoder.loop, [greedy("a", PROMPT, remote=wire.remote)])
@@ -158,16 +175,36 @@ def test_a_byte_that_changes_on_the_way_changes_no_answer(share: float, engines:
     expect_nothing_held(prefiller)
 
 
+@EITHER_WAY
 @pytest.mark.parametrize("share", [0.0, 0.04, 0.1, 0.3, 0.6, 0.75, 0.9, 0.99])
 def test_a_wire_that_is_cut_anywhere_changes_no_answer(share: float, engines: tuple[Engine, Engine]) -> None:
     """What came is used, the rest is computed, and the lease ends by itself."""
     prefiller, decoder = engines
     remote = prefill(prefiller.loop, greedy("a", PROMPT))
 
-    with Wire(remote, int(share * bytes_of_a_transfer())) as wire:
+    with Wire(remote, int(share * bytes_of_a_transfer(decoder))) as wire:
         answers = decode(decoder.loop, [greedy("a", PROMPT, remote=wire.remote)])
 
     expect_answer(answers)
+    expect_nothing_held(prefiller)
+
+
+def test_memory_that_is_written_wrongly_changes_no_answer(
+    engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checksums, which come over the connection, tell; what was whole before it is used."""
+    prefiller, decoder = engines
+    remote = prefill(prefiller.loop, greedy("a", PROMPT))
+
+    def write_wrongly(descriptor: int, data: memoryview) -> bool:
+        spoilt = bytearray(data)
+        spoilt[5 * len(data) // 7] ^= 1
+        return write_all(descriptor, memoryview(spoilt))
+
+    monkeypatch.setattr("gpu_backend.kv_transfer.tcp.write_all", write_wrongly)
+    expect_answer(decode(decoder.loop, [greedy("a", PROMPT, remote=remote)]))
+
+    assert decoder.counters["kv_blocks_shared"] == 5 and decoder.counters["kv_pulls_failed"] == 1
     expect_nothing_held(prefiller)
 
 
@@ -179,7 +216,7 @@ def test_others_go_on_while_a_wire_is_silent(
     prefiller, decoder = engines
     remote = prefill(prefiller.loop, greedy("a", PROMPT))
     answers: dict[tuple[str, int], Answer] = {}
-    most = int(share * bytes_of_a_transfer())
+    most = int(share * bytes_of_a_transfer(decoder))
 
     with Wire(remote, most, goes_silent=True) as wire:
         collect(answers, decoder.loop.handle(greedy("a", PROMPT, remote=wire.remote)))
@@ -198,9 +235,10 @@ def test_others_go_on_while_a_wire_is_silent(
     expect_nothing_held(prefiller)
 
 
-def bytes_of_a_transfer() -> int:
-    """Count what a prefiller sends, all in all."""
-    with counting_engine() as prefiller, counting_engine() as decoder:
+def bytes_of_a_transfer(like: Engine) -> int:
+    """Count what a prefiller sends over the connection, all in all."""
+    shares_memory = like.transfer._shares_memory
+    with counting_engine() as prefiller, counting_engine(shares_memory=shares_memory) as decoder:
         with Wire(prefill(prefiller.loop, greedy("a", PROMPT))) as wire:
             decode(decoder.loop, [greedy("a", PROMPT, remote=wire.remote)])
             assert decoder.counters["kv_blocks_pulled"] == 7
@@ -247,7 +285,7 @@ def test_a_lease_lasts_from_the_last_word_of_its_reader(engines: tuple[Engine, E
     remote = prefill(prefiller.loop, greedy("a", PROMPT))
     prefiller.clock.now += LEASE - 1
     answers: dict[tuple[str, int], Answer] = {}
-    most = int(0.75 * bytes_of_a_transfer())
+    most = int(0.75 * bytes_of_a_transfer(decoder))
     with Wire(remote, most, goes_silent=True) as wire:
         collect(answers, decoder.loop.handle(greedy("a", PROMPT, remote=wire.remote)))
         until(lambda: wire.passed == most, lambda: step(decoder.loop, answers))
@@ -272,7 +310,7 @@ def test_a_reply_that_is_aborted_while_its_blocks_come_leaves_nothing(engines: t
     decode(decoder.loop, [], answers)
     assert answers["a", 0].finish_reason is FinishReason.ABORT
     assert answers["a", 1].token_ids == continuation(PROMPT, 20)
-    other, most = tuple(reversed(PROMPT)), int(0.9 * bytes_of_a_transfer())
+    other, most = tuple(reversed(PROMPT)), int(0.9 * bytes_of_a_transfer(decoder))
     remote = prefill(prefiller.loop, greedy("b", other))
 
     with Wire(remote, most, goes_silent=True) as wire:
