@@ -13,8 +13,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+
+class Unshown:
+    """A struct whose repr shows no secret of its fields: logs, tracebacks and tests that fail may print it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """Return the struct as msgspec does, what a field with a secret's name holds left out."""
+        fields = ((name, getattr(self, name, None)) for name in getattr(self, "__struct_fields__", ()))
+        shown = (f"{name}={'…' if value and _SECRET.search(name) else repr(value)}" for name, value in fields)
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+_SECRET = re.compile(r"(^|_)(keys?|secrets?|peppers?|tokens?|passwords?|authorization|headers|url|proxy)$")
 
 
 class ServiceError(Exception):

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from protocol.chat import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, AudioData, JsonObjectFormat, TextFormat
+from protocol.errors import Unshown
 
 ItemStatus = Literal[
     "in_progress", "completed", "incomplete", "searching", "interpreting", "generating", "calling", "failed"
@@ -129,7 +130,7 @@ class GrammarFormat(Struct, frozen=True, tag="grammar"):
     definition: str
 
 
-class ResponsesTool(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class ResponsesTool(Unshown, Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What the caller runs: a function, a custom tool, whose input is a text, or a namespace of both; or one of
     ``HOSTED``, which the upstream runs. Tools of other types are told apart to be refused with words that help."""
 

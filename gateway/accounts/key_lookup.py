@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.core.keys import key_digest
 from gateway.storage.database import Database
+from protocol.errors import Unshown
 from protocol.serving.deadlines import running_timeout
 
 KEYS_AT_ONCE = 1000
@@ -31,7 +32,7 @@ Move = Callable[[AsyncConnection, Sequence[bytes], bytes, str], Awaitable[None]]
 log = structlog.get_logger(__name__)
 
 
-class KeyLookup(Struct, Generic[T], eq=False):
+class KeyLookup(Unshown, Struct, Generic[T], eq=False):
     """Finds out whose keys are. ``tell`` is called with every answer, also when its request has been cancelled."""
 
     _database: Database

@@ -23,7 +23,7 @@ from gateway.egress.addresses import Network
 from gateway.egress.destinations import Guard
 from gateway.egress.urls import BadUrl, read_url
 from gateway.moderation.rules.policy import NAMES, REDACTABLE, loosens
-from protocol.errors import BadRequest, invalid_param, invalid_value
+from protocol.errors import BadRequest, Unshown, invalid_param, invalid_value
 
 MOST_DOLLARS = 1_000_000_000
 MOST_COUNT = 10**15
@@ -147,7 +147,7 @@ class NewAdminKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     expires_at: datetime | float | None = None  # RFC 3339, or unix seconds
 
 
-class NewProviderKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NewProviderKey(Unshown, Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A key of a provider, for the calls of one team alone."""
 
     provider: str  # as tollgate.yaml names it
@@ -159,7 +159,7 @@ class NewProviderKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return f"NewProviderKey(provider={self.provider!r})"
 
 
-class ProviderKeyRotation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ProviderKeyRotation(Unshown, Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What takes the place of a team's key of a provider, at once."""
 
     key: str

@@ -34,7 +34,7 @@ from gateway.core.keys import NO_SECRET, StoredKey, key_digest, new_key, pepper_
 from gateway.storage.audit_log import Act, record_act
 from gateway.storage.database import from_row
 from gateway.storage.tables import api_keys
-from protocol.errors import NotFound
+from protocol.errors import NotFound, Unshown
 
 _ID = re.compile("key_[0-9a-f]{24}")
 _EDITABLE = KeyPatch.__struct_fields__  # and what a rotated key has of the old one
@@ -56,7 +56,7 @@ class KeyRecord(StoredKey, frozen=True, kw_only=True):
     pepper: str | None = None  # the name of the one that it is stored under; none: it was made before that was noted
 
 
-class NewlyMade(Struct, frozen=True, kw_only=True):
+class NewlyMade(Unshown, Struct, frozen=True, kw_only=True):
     """A key at its creation, the only time it is shown whole."""
 
     key: str

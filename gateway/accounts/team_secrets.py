@@ -21,7 +21,7 @@ from gateway.outbox.store import hasten
 from gateway.storage.audit_log import Act, record_act
 from gateway.storage.encryption import Sealer, Unsealable
 from gateway.storage.tables import teams, webhook_secrets
-from protocol.errors import NotFound
+from protocol.errors import NotFound, Unshown
 
 PURPOSE = "webhook-secret"  # of the sealer
 MOST_SECRETS = 2
@@ -38,7 +38,7 @@ class SecretRecord(Struct, frozen=True):
     created_at: datetime
 
 
-class NewSecret(Struct, frozen=True):
+class NewSecret(Unshown, Struct, frozen=True):
     """A secret at its creation, the only time it is shown."""
 
     record: SecretRecord

@@ -12,6 +12,7 @@ from msgspec import Struct
 from billing.core.holds import Limits, NamedLimits
 from gateway.core.client_addresses import Networks
 from gateway.core.settings import CacheUse, TeamSafety
+from protocol.errors import Unshown
 
 # Every change to a team or a key is announced on this Postgres channel, in the transaction that makes it; the payload
 # is the team's id. Gateways drop what they remember of that team.
@@ -31,7 +32,7 @@ class TeamContents(Struct, frozen=True):
     keep_days: int
 
 
-class Team(Struct, frozen=True, kw_only=True):
+class Team(Unshown, Struct, frozen=True, kw_only=True):
     """A team and what it may do."""
 
     id: str

@@ -12,6 +12,7 @@ from msgspec import Struct, field
 
 from billing.core.money import NanoDollars
 from billing.core.prices import Price, free
+from protocol.errors import Unshown
 from router.catalog.catalog import AutoRoute, Canary, Catalog
 from router.catalog.targets import Endpoint, ModelSpec
 
@@ -56,7 +57,7 @@ DROPPABLE = (
 )
 
 
-class OAuthClient(Struct, frozen=True, kw_only=True):
+class OAuthClient(Unshown, Struct, frozen=True, kw_only=True):
     """Whom to ask for bearer tokens, and as which client (RFC 6749, 4.4)."""
 
     token_url: str
@@ -65,7 +66,7 @@ class OAuthClient(Struct, frozen=True, kw_only=True):
     scope: str | None = None
 
 
-class GoogleAccount(Struct, frozen=True, kw_only=True):
+class GoogleAccount(Unshown, Struct, frozen=True, kw_only=True):
     """A service account of Google Cloud, which signs for the tokens that it asks for."""
 
     client_email: str
@@ -79,7 +80,7 @@ class AwsAccount(Struct, frozen=True):
     profile: str = ""
 
 
-class Egress(Struct, frozen=True):
+class Egress(Unshown, Struct, frozen=True):
     """How a provider is reached."""
 
     proxy: str | None = None  # http://host:port, which carries connections on (CONNECT)
@@ -110,7 +111,7 @@ class HostedTools(Struct, frozen=True, kw_only=True):
     mcp: tuple[str, ...] = ()  # hosts of servers, and ids of connectors
 
 
-class ProviderSettings(Struct, frozen=True, kw_only=True):
+class ProviderSettings(Unshown, Struct, frozen=True, kw_only=True):
     name: str
     format: Format
     api_keys: tuple[str, ...] = ()
@@ -185,7 +186,7 @@ class Pool(Struct, frozen=True, kw_only=True):
     rollout: Rollout = Rollout()
 
 
-class Fleet(Struct, frozen=True, kw_only=True):
+class Fleet(Unshown, Struct, frozen=True, kw_only=True):
     """Which replicas are found, and whose announcements are believed."""
 
     secrets: tuple[str, ...]  # an announcement is signed with one of these
@@ -221,7 +222,7 @@ class AbuseSettings(Struct, frozen=True, kw_only=True):
 CheckerFormat = Literal["moderations", "llama_guard"]
 
 
-class CheckerSettings(Struct, frozen=True, kw_only=True):
+class CheckerSettings(Unshown, Struct, frozen=True, kw_only=True):
     url: str
     format: CheckerFormat = "moderations"
     model: str | None = None  # its name there; a Llama Guard has one
@@ -312,7 +313,7 @@ class LeftOut(Struct, frozen=True):
         return f"provider {self.provider} is left out, for none of its api_keys is set: without {gone or 'any model'}"
 
 
-class SignIn(Struct, frozen=True, kw_only=True):
+class SignIn(Unshown, Struct, frozen=True, kw_only=True):
     """How people sign in to the console: at an identity provider, by OpenID Connect."""
 
     issuer: str
@@ -347,7 +348,7 @@ class McpTimeouts(Struct, frozen=True, kw_only=True):
     total: Seconds = 300.0
 
 
-class McpServer(Struct, frozen=True, kw_only=True):
+class McpServer(Unshown, Struct, frozen=True, kw_only=True):
     """A server of the Model Context Protocol, whose tools teams call through the gateway."""
 
     name: str
@@ -393,7 +394,7 @@ class Tracing(Struct, frozen=True, kw_only=True):
     metrics: bool = False  # whether metrics are sent there, too
 
 
-class Settings(Struct, frozen=True, kw_only=True):
+class Settings(Unshown, Struct, frozen=True, kw_only=True):
     """One gateway's, worker's or command's configuration."""
 
     database_url: str  # postgresql://…

@@ -21,6 +21,7 @@ from gateway.config.presets import presets
 from gateway.config.tree import ConfigFaults, Fault, Items, Node, Scalar, Section, merge, read_file, tree_of
 from gateway.core.keys import new_admin_key
 from gateway.core.private_files import write_privately
+from protocol.errors import Unshown
 
 CHECKPOINT = Path(__file__).resolve().parents[2] / "gpu_backend" / "demo_model" / "checkpoint"
 DEMO_MODEL = "tollgate-demo"
@@ -30,7 +31,7 @@ DEMO_PROVIDERS = ("own", "tollgate-demo")  # the second where a --config file ha
 DRAIN = 10  # seconds: at a desk a minute is long after Ctrl-C
 
 
-class StackSecrets(msgspec.Struct):
+class StackSecrets(Unshown, msgspec.Struct):
     """Made at the first start and kept, mode 0600, so that every later start has the same keys."""
 
     admin_key: str

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+from protocol.errors import Unshown
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True):
+
+class Ready(Unshown, msgspec.Struct, frozen=True, kw_only=True):
     """What `tollgate dev --json` prints."""
 
     url: str

@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.config.weakness import why_no_service
+from protocol.errors import Unshown
 from protocol.serving.announcements import ACTIVE, LONGEST, Announcement, read_signed
 
 LATE = 0.6  # seconds without a heartbeat, after which others of the pool are asked,
@@ -30,7 +31,7 @@ RIGHT = "its address is not of the form http://HOST:PORT/v1"
 Networks = Collection[IPv4Network | IPv6Network]
 
 
-class Admission(Struct, frozen=True):
+class Admission(Unshown, Struct, frozen=True):
     """Which announcements a pool goes by."""
 
     pool: str

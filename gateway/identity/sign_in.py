@@ -20,6 +20,7 @@ from gateway.core.settings import SignIn
 from gateway.identity.issuer import Ask, Issuer, IssuerAway, TokenRefused
 from gateway.identity.tokens import Claims, values_of, verify
 from gateway.storage.encryption import Sealer, Unsealable
+from protocol.errors import Unshown
 
 CALLBACK = "/console/sign-in/callback"
 FORGOTTEN_AFTER = 600.0  # seconds that a person has at the provider
@@ -160,7 +161,7 @@ class SignInFlow:
         return None
 
 
-class _Told(Struct, frozen=True):
+class _Told(Unshown, Struct, frozen=True):
     id_token: str
 
 

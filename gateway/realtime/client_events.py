@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gateway.dialects.checks import require
 from protocol.decoding import decode
-from protocol.errors import UnsupportedParameter
+from protocol.errors import Unshown, UnsupportedParameter
 
 Text = str | UnsetType
 Whatever = Raw | UnsetType  # passed on as it is: it chooses between things that cost the same
@@ -57,7 +57,7 @@ class Audio(_Known, frozen=True, kw_only=True):
     output: AudioOutput | UnsetType = UNSET
 
 
-class Tool(_Known, frozen=True, kw_only=True):
+class Tool(Unshown, _Known, frozen=True, kw_only=True):
     """A function of the client's."""
 
     type: str

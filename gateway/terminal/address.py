@@ -17,6 +17,7 @@ from gateway.core.keys import KEY_PREFIX
 from gateway.core.private_files import write_privately
 from gateway.terminal.config_path import CONFIG_VARIABLE, LOCAL_CONFIG
 from gateway.terminal.printing import fail
+from protocol.errors import Unshown
 
 URL_VARIABLE, KEY_VARIABLE = "TOLLGATE_URL", "TOLLGATE_KEY"
 LOCAL_SECRETS = LOCAL_CONFIG.with_name("secrets.json")  # of `tollgate dev` in this folder
@@ -37,7 +38,7 @@ ApiKeyOption = Annotated[str | None, typer.Option("--api-key", help=f"With --url
 _VISIBLE = re.compile(r"[!-~]+")
 
 
-class Address(msgspec.Struct, frozen=True, kw_only=True):
+class Address(Unshown, msgspec.Struct, frozen=True, kw_only=True):
     """A gateway, and the keys that are known for it: a team's, which calls, and an admin's, which looks after it."""
 
     url: str
@@ -52,7 +53,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **{name: key})
 
 
-class _StackSecrets(msgspec.Struct):
+class _StackSecrets(Unshown, msgspec.Struct):
     """What `tollgate dev` keeps, as far as it matters here."""
 
     admin_key: str

@@ -13,9 +13,10 @@ from msgspec.structs import fields
 from gateway.terminal.address import ApiKeyOption, KeyOption, UrlOption, is_elsewhere
 from gateway.terminal.config_path import ConfigOption
 from gateway.terminal.printing import Format, FormatOption
+from protocol.errors import Unshown
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class Place(Unshown, Struct, frozen=True, kw_only=True):
     """The deployment on this machine, or the gateway elsewhere, that a command asks."""
 
     config: ConfigOption = None

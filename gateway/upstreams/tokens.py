@@ -18,6 +18,7 @@ from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
 from gateway.upstreams.wire.reading import read_retry_after
 from protocol.decoding import NOT_JSON
+from protocol.errors import Unshown
 
 RENEWED_BEFORE = 300.0  # seconds that a token has left when the next one is asked for
 USUAL_LIFE = 3600.0  # seconds, where the server does not say
@@ -155,7 +156,7 @@ def _checked(text: str) -> str:
     return text
 
 
-class _Told(Struct, frozen=True):
+class _Told(Unshown, Struct, frozen=True):
     access_token: str
     expires_in: float | str | None = None  # Entra's older endpoint says it as text
 

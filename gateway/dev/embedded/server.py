@@ -17,6 +17,7 @@ import msgspec
 
 from gateway.core.private_files import write_privately
 from gateway.run.processes import free_port, last_lines, stop
+from protocol.errors import Unshown
 
 
 class EmbeddedServer(ABC):
@@ -138,7 +139,7 @@ class EmbeddedFault(Exception):
     """An embedded server cannot run; the message says why and what can be done."""
 
 
-class Address(msgspec.Struct):
+class Address(Unshown, msgspec.Struct):
     """A server's port and password: kept beside its data, so that its URL outlives a restart."""
 
     port: int

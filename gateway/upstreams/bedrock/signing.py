@@ -10,11 +10,12 @@ import msgspec
 from msgspec import Struct
 
 from gateway.upstreams.wire.errors import UpstreamError
+from protocol.errors import Unshown
 
 HOST = re.compile(r"//bedrock-runtime(?:-fips)?\.([a-z0-9-]+)\.(?:amazonaws|api)\.")
 
 
-class Credentials(Struct, frozen=True):
+class Credentials(Unshown, Struct, frozen=True):
     """What requests are signed with."""
 
     access_key: str

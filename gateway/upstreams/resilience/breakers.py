@@ -25,6 +25,7 @@ from gateway.upstreams.resilience.retry import verdict_of
 from gateway.upstreams.resilience.shared import DEADLINE, SharedBreakers, Watched
 from gateway.upstreams.wire.errors import UpstreamFailure
 from gateway.upstreams.wire.limits import read_limits
+from protocol.errors import Unshown
 from router.catalog.targets import Target, TargetHealth
 
 EVERY = 0.5  # seconds between looks at what the other gateways know
@@ -42,7 +43,7 @@ AWAY = TargetHealth(is_open=True)
 log = structlog.get_logger()
 
 
-class Permit(Struct, frozen=True):
+class Permit(Unshown, Struct, frozen=True):
     """Leave to ask a target once, with this key. Say how it ended: ``succeeded``, ``failed`` or ``abandoned``."""
 
     watched: Watched

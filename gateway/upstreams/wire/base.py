@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from gateway.core.settings import DIRECT, Egress, HostedTools
 from gateway.upstreams.wire.errors import UpstreamFailure
 from gateway.upstreams.wire.quirks import Quirks
+from protocol.errors import Unshown
 from protocol.events import Event
 from protocol.inference import Request, WholeReply
 from protocol.messages import MessagesRequest
@@ -29,7 +30,7 @@ class Resume(Struct, frozen=True):
     text_chars: int
 
 
-class Asking(Struct, frozen=True, kw_only=True):
+class Asking(Unshown, Struct, frozen=True, kw_only=True):
     """One attempt: a request for one target. ``extra`` holds fields unknown to us that this provider may be sent."""
 
     request: Request
@@ -64,7 +65,7 @@ class Delivery:
     is_whole: bool = False  # its last byte was handed to the network
 
 
-class UpstreamRequest(Struct, frozen=True):
+class UpstreamRequest(Unshown, Struct, frozen=True):
     """What goes over the wire. Nothing in it comes from the client's headers.
 
     ``dropped`` names the fields of the request, in its own dialect, that the upstream lacks and that change no meaning.

@@ -13,6 +13,7 @@ from msgspec import Struct
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamError
 from protocol.chat import ChatRequest
+from protocol.errors import Unshown
 from protocol.inference import Request
 
 MIB = 1024 * 1024
@@ -20,7 +21,7 @@ LARGEST = 32 * MIB  # bytes of the lines of one batch, whatever the provider tak
 LONGEST_LINE = 4 * MIB  # bytes; a longer one is an ordinary call
 
 
-class BatchPlace(Struct, frozen=True):
+class BatchPlace(Unshown, Struct, frozen=True):
     """Where a batch is, and as whom it is spoken of."""
 
     base_url: str
