@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
 from enum import StrEnum
 from functools import cached_property
@@ -78,10 +79,13 @@ class FilePart(Struct, frozen=True, tag="file", omit_defaults=True):
     cache_control: CacheControl | None = None
 
 
+BASE64 = re.compile("[A-Za-z0-9+/]*={0,2}")
+
+
 class AudioData(Struct, frozen=True, dict=True):
     """What is heard: a recording that comes along in base64."""
 
-    data: Annotated[str, Meta(pattern="^[A-Za-z0-9+/]*={0,2}$")]
+    data: str
     format: Literal["wav", "mp3"]
 
     def __post_init__(self) -> None:
@@ -90,6 +94,9 @@ class AudioData(Struct, frozen=True, dict=True):
     @cached_property
     def seconds(self) -> tuple[int, int]:
         """The most seconds that it lasts, and about how many."""
+        if BASE64.fullmatch(self.data) is None:
+            words = "'data' is no base64 of a recording: letters, digits, '+' and '/', with '=' at the end alone"
+            raise ValueError(f"{words}; no line breaks, and no 'data:…;base64,' before it")
         if (seconds := plain_seconds(b64decode(self.data[: len(self.data) // 4 * 4]), self.format)) is None:
             raise ValueError(
                 f"no {self.format.upper()} in base64 is in 'data': a WAV of samples one by one (PCM), or an MP3"

@@ -209,7 +209,11 @@ def _price(
     """
     if (node := fields.node("price")) is not None:
         return _written_price(node, fields.faults, abilities, discount)
+    right = "{input: …, output: …}"
     match listed:
+        case ListedModel(price=price) if Capability.AUDIO in abilities and not _prices_sound(upstream, price):
+            why = f"the price library knows what words cost {upstream}, not what it hears"
+            right = "{input: …, output: …, audio_input: …}"
         case ListedModel(price=price, has_output=has_output) if has_output or abilities <= WORDLESS:
             if Capability.TRANSCRIPTION in abilities:  # its prompts are heard, and counted as one kind of tokens
                 price = replace(price, input=price.audio_input or price.input)
@@ -222,9 +226,14 @@ def _price(
     if fields.section is not None:
         node = fields.node("listed_as") or fields.node("upstream_model")
         why = why.replace(upstream, shown(node)) if node is not None else why
-        right = "{input: …, output: …} in USD per million tokens"
-        fields.faults.append(Fault(fields.line, join(fields.path, "price"), f"missing, and {why}; add price: {right}"))
+        why = f"missing, and {why}; add price: {right} in USD per million tokens"
+        fields.faults.append(Fault(fields.line, join(fields.path, "price"), why))
     return NOTHING
+
+
+def _prices_sound(upstream: str, price: Price) -> bool:
+    """Whether what a model hears has a price. Of the library's Gemini without one of its own it is that of words."""
+    return price.audio_input is not None or "gemini" in upstream.lower()
 
 
 def _written_price(node: Node, faults: Faults, abilities: set[Capability], discount: float) -> Price:

@@ -54,7 +54,7 @@ SEES = re.compile(
     r"|gemma-[34]|llama-?(?:4|v?3[.p]2-(?:11|90)b)|pixtral|vision|[-.]vl|grok-(?:4|2-vision)|mistral-(?:medium|small|large)-(?:[3-9]|2[5-9])"
 )
 SPEAKS = re.compile(r"^gpt-audio")
-HEARS = re.compile(r"gemini-(?:[2-9]|1\.5)|gpt-audio")
+HEARS = re.compile(r"gemini-(?:[2-9]|1\.5)|(?<!/)gpt-audio")  # of another's gpt-audio no price is known
 
 
 def is_offered(model: str) -> bool:

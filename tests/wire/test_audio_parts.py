@@ -109,6 +109,12 @@ WRONG = (
 )
 
 
+def test_what_is_no_base64_is_told_what_would_be() -> None:
+    """In words, not as an expression: the prefix of a data URL is the usual mistake."""
+    with pytest.raises(msgspec.ValidationError, match=r"^'data' is no base64 .* no 'data:…;base64,' before it"):
+        chat({"type": "input_audio", "input_audio": {"data": "data:audio/wav;base64," + DATA, "format": "wav"}})
+
+
 @pytest.mark.parametrize("data", ["not base64", "AAA=AAA=", f"data:audio/wav;base64,{DATA}", *map(in_base64, WRONG)])
 @pytest.mark.parametrize("form", ["wav", "mp3"])
 def test_what_is_neither_is_no_recording(data: str, form: str) -> None:

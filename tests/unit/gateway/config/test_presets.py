@@ -12,6 +12,7 @@ from gateway.config.file import ConfigFaults, load_settings
 from gateway.config.offers import all_priced
 from gateway.config.presets import presets
 from gateway.core.settings import DIRECT, Settings
+from gateway.model_facts.listed_models import hears
 from gateway.model_facts.price_library import knows_provider
 from router.catalog.targets import Capability, Endpoint
 
@@ -142,6 +143,19 @@ def test_what_hears_has_a_price_for_that(tmp_path: Path) -> None:
 
     assert {"openai/gpt-audio", "openai/gpt-audio-mini"} == {name for name in hearing if name.startswith("openai/")}
     assert hearing["openai/gpt-audio"].audio_input == to_nano(32) and "gemini/gemini-2.5-flash" in hearing
+    assert not hears("openai/gpt-audio")  # OpenRouter's name of it, of which the library knows the words alone
+
+
+@pytest.mark.parametrize("upstream", ["gpt-4o-audio-preview", "gpt-audio"])
+def test_a_model_that_is_said_to_hear_is_charged_for_sound_or_refused(tmp_path: Path, upstream: str) -> None:
+    """A price of the words alone is none of what is heard: the file is to say it."""
+    text = "providers: {openai: {}}\nmodels: {ear: {provider: openai, upstream_model: " + upstream
+    text += ", abilities: [chat, audio]}}\n"
+    if upstream == "gpt-audio":
+        assert load(tmp_path, text).models["ear"].price.audio_output == to_nano(64)
+        return
+    with pytest.raises(ConfigFaults, match=r"not what it hears; add price: .*, audio_input: "):
+        load(tmp_path, text)
 
 
 def test_what_writes_down_is_charged_what_hearing_costs(tmp_path: Path) -> None:
