@@ -63,6 +63,7 @@ class Attempt(Struct, frozen=True, omit_defaults=True):
     ms: float  # until the first token, or the failure before it
     key: str | None = None  # OWN_KEY: asked with one of its team's own, not of the deployment's
     prefill: Prefill | None = None  # before it
+    hedge: bool = False  # asked beside the first, which was slow
 
 
 class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -112,7 +112,7 @@ class Hedger(Struct, eq=False):
             _let_go(first)  # it may have answered in the moment in which its client left
             if second is not None:
                 context.log.is_hedged = False
-                context.log.attempts[:0] = _lost(second.log.attempts)
+                context.log.attempts[:0] = _lost(_beside(second.log.attempts))
                 self._book(second, second.log, second.answer, may_owe=client.has_left and context.call.can_be_left)
             raise
         return await self._end(context, first, second, winner, self._clock.monotonic() - began)
@@ -200,10 +200,11 @@ class Hedger(Struct, eq=False):
         if winner is second.answer:
             lost = AttemptLog()
             lost.attempts, lost.was_left_waiting = log.attempts, log.was_left_waiting
-            log.attempts, log.was_left_waiting = [*_lost(log.attempts), *second.log.attempts], False
+            log.attempts = [*_lost(log.attempts), *_beside(second.log.attempts)]
+            log.was_left_waiting = False
             self._book(second, lost, first, may_owe=True)
         else:
-            log.attempts[:0] = _lost(second.log.attempts)
+            log.attempts[:0] = _lost(_beside(second.log.attempts))
             self._book(second, second.log, second.answer, may_owe=True)
         self._count(beside, "failed" if winner is None else "lost" if winner is first else "won")
         if winner is not None:
@@ -242,6 +243,10 @@ def _named_apart(call: Call, request_id: str) -> Call:
 def _lost(attempts: list[Attempt]) -> list[Attempt]:
     """Return attempts as their call's row has them: they have one of their own, which tells how they ended."""
     return [replace(one, outcome=HEDGE_LOST) for one in attempts]
+
+
+def _beside(attempts: list[Attempt]) -> list[Attempt]:
+    return [replace(one, hedge=True) for one in attempts]
 
 
 def _has_result(task: asyncio.Task[Any]) -> bool:

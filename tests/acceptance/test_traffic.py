@@ -199,6 +199,8 @@ async def withdrawn(settings: Settings, *canaries: Canary, ahead: float = 0.0) -
         (Seen(calls=500), Seen(calls=49, failed=49), None),
         (Seen(calls=50, first_token_ms=100), Seen(calls=50, first_token_ms=201), "latency"),
         (Seen(calls=50, first_token_ms=100), Seen(calls=50, first_token_ms=200), None),
+        (Seen(calls=50, late=1), Seen(calls=50, late=4), "latency"),
+        (Seen(calls=50, late=2), Seen(calls=50, late=4), None),
         (Seen(calls=50), Seen(calls=50, first_token_ms=9e9, cost_nanousd=9e9), None),
         (Seen(calls=50, cost_nanousd=100), Seen(calls=50, cost_nanousd=201), "cost"),
         (Seen(calls=50, cost_nanousd=0), Seen(calls=50, cost_nanousd=201), None),

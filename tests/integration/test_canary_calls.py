@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from billing.core.ids import uuid7
 from billing.core.records import OWN_KEY, Attempt
@@ -20,10 +21,12 @@ NOTHING = [Attempt(HERE, why, 1.0) for why in ("hedge_lost", "abandoned", "cache
 async def test_what_a_caller_or_its_team_brings_about_speaks_against_no_canary(
     first: Attempt, database: Database, clock: SetClock
 ) -> None:
-    """A first attempt that failed at the model itself does."""
+    """A first attempt that failed at the model itself does, and one whose hedge was sooner: it may hang for ever."""
     now = clock.now()
     failed, well = Attempt(HERE, "status_500", 1.0), Attempt(HERE, "ok", 1.0)
-    tried = [(first, well), (first, well), (failed, well), (well,)]
+    late = Attempt(HERE, "hedge_lost", 1.0), replace(well, hedge=True)
+    sooner = replace(late[0], hedge=True), well  # than its hedge, that is
+    tried = [(first, well), (first, well), (failed, well), (well,), late, sooner]
     rows = [
         make_record(uuid7(int(now * 1000), number), attempts=attempts, route_reason="canary", created_at=now)
         for number, attempts in enumerate(tried)
@@ -33,4 +36,4 @@ async def test_what_a_caller_or_its_team_brings_about_speaks_against_no_canary(
         await insert_records(connection, rows, today=clock.today())
         base, canary = await calls_of(connection, "auto", now - 60)
 
-    assert base == Seen() and (canary.calls, canary.failed) == (2, 1)
+    assert base == Seen() and (canary.calls, canary.failed, canary.late) == (4, 1, 1)

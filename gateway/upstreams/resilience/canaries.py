@@ -32,7 +32,8 @@ class Seen(Struct, frozen=True, kw_only=True):
     """How the calls of a name went lately, by the model that they were sent to first."""
 
     calls: int = 0
-    failed: int = 0  # whose first attempt failed
+    failed: int = 0  # whose first attempt failed,
+    late: int = 0  # or was cancelled, its hedge being sooner
     first_token_ms: float | None = None  # the median
     cost_nanousd: float | None = None  # the mean
 
@@ -111,6 +112,8 @@ def why_worse(canary: Canary, base: Seen, tried: Seen) -> str | None:
         return None
     if tried.failed / tried.calls > base.failed / base.calls + canary.errors:
         return "errors"
+    if tried.late / tried.calls > base.late / base.calls + canary.errors:
+        return "latency"
     if (tried.first_token_ms or 0) > canary.slower * (base.first_token_ms or float("inf")):
         return "latency"
     if (tried.cost_nanousd or 0) > canary.dearer * (base.cost_nanousd or float("inf")):
@@ -137,21 +140,26 @@ def _turn_of(name: str, canary: Canary) -> str:
     return f"canary {name} {blake2s(msgspec.json.encode(canary), digest_size=8).hexdigest()}"
 
 
-# A first attempt that its client left, that the cache answered, that a limit of its team kept from being made, that had
-# or was a hedge, or that went with a team's own key tells nothing of a model.
+# What was sent first is the first attempt that is no hedge. One that its client left, that the cache answered, that a
+# limit of its team kept from being made, or that went with a team's own key tells nothing of a model; nor does a row of
+# a hedge itself. A first attempt whose hedge was sooner is late: with it a model that hangs is never seen to fail.
 CALLS = text("""
     SELECT route_reason = 'canary' AS is_canary,
            count(*) AS calls,
-           count(*) FILTER (WHERE attempts -> 0 ->> 'outcome' <> 'ok') AS failed,
+           count(*) FILTER (WHERE first.outcome NOT IN ('ok', 'hedge_lost')) AS failed,
+           count(*) FILTER (WHERE first.outcome = 'hedge_lost') AS late,
            CAST(percentile_cont(0.5) WITHIN GROUP (ORDER BY first_token_ms)
-                FILTER (WHERE status = 'answered' AND jsonb_array_length(attempts) = 1) AS double precision)
-               AS first_token_ms,
-           CAST(avg(cost_nanousd) FILTER (WHERE status = 'answered' AND jsonb_array_length(attempts) = 1)
+                FILTER (WHERE status = 'answered' AND first.outcome = 'ok') AS double precision) AS first_token_ms,
+           CAST(avg(cost_nanousd) FILTER (WHERE status = 'answered' AND first.outcome = 'ok')
                 AS double precision) AS cost_nanousd
-    FROM usage_records
+    FROM usage_records, LATERAL (
+        SELECT one ->> 'outcome' AS outcome, one ->> 'key' AS key
+        FROM jsonb_array_elements(attempts) AS one WHERE NOT one ? 'hedge' LIMIT 1
+    ) AS first
     WHERE day >= :day AND request_id >= :since AND model_asked = :name
-      AND attempts -> 0 ->> 'outcome' NOT IN ('abandoned', 'cached', 'team_limit', 'hedge_lost')
+      AND first.outcome NOT IN ('abandoned', 'cached', 'team_limit')
+      AND (first.outcome <> 'hedge_lost' OR attempts -> -1 ? 'hedge')
       AND route_reason <> 'hedge'
-      AND attempts -> 0 ->> 'key' IS NULL
+      AND first.key IS NULL
     GROUP BY 1
 """)
