@@ -131,11 +131,13 @@ class EngineWatch:
             report = await ask_load(self._client, self._providers, replica)
         except UpstreamFailure:
             if room is not None:
+                room.state = ""
                 self._limiter.resize(room, None, is_full=False)  # its breakers decide whether it is called
                 self._kv_events.lose(where)
             return False
         if room is not None:
             slots = slots_from(report, len(room.held), room.limit)
+            room.state = report.status if report.status in TAKES_NONE else ""
             self._limiter.resize(room, slots, is_full=is_full(report), capacity=report.max_running)
             room.takes_blocks, room.adapters = report.kv_transfer, frozenset(report.adapters)
             if len(replica.provider.endpoints) > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
 
 from msgspec import Struct
@@ -319,7 +319,7 @@ class TargetLimiter:
         total = self._registry.settings_at(route.targets[0]).timeouts.total
         return max(0.0, min(self._queue.wait, call.started + total - now))
 
-    def _shed(self, call: Call, route: Route, pools: Iterable[SlotPool], why: str) -> Overloaded:
+    def _shed(self, call: Call, route: Route, pools: Collection[SlotPool], why: str) -> Overloaded:
         team, tier = call.caller.team, call.routing.tier
         counter_of(self._metrics.shed, route.targets[0].model.name, tier.value, why).inc()
         expected = self._queues.wait_expected(team.id, team.weight, tier is Tier.BATCH, pools)
@@ -328,7 +328,8 @@ class TargetLimiter:
             "queue_full": "and as many of this team's requests, or as many bytes of them, as may wait for it do so",
             "expired": f"and no place became free within {self._queue.wait:g} s",
         }
-        busy = f"Every target of {names_for(call, route.targets)} is busy"
+        states = {pool.state or "busy" for pool in pools}
+        busy = f"Every target of {names_for(call, route.targets)} is {' or '.join(sorted(states))}"
         return Overloaded(f"{busy}, {happened[why]}. Try again later.", retry_after=wait)
 
 

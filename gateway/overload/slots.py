@@ -61,7 +61,8 @@ class SlotPool:
         self.name = name
         self.limit = limit  # slots; None: as many as are asked for
         self.is_resting = False  # it said that it takes none for a while with the deployment's key
-        self.is_full = False  # it said that more waits there than keeps it busy, or that it takes none
+        self.is_full = False  # it said that more waits there than keeps it busy, or that it takes none,
+        self.state = ""  # and why: an engine of our own is "starting", "sleeping" or "draining"
         self.held: dict[Slot, None] = {}
         self.reserved: Mapping[str, float] = {}  # teams' parts of what it runs at once: interactive calls have them
         self.capacity = 0  # that it runs at once, from all senders; 0: not known

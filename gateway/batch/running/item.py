@@ -34,6 +34,7 @@ from gateway.inference.reply import Reply
 from gateway.storage.database import Database
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamFull, UpstreamTimeout
 from protocol.errors import BadRequest, InvalidKey, Overloaded, ServiceError
+from protocol.serving.off_loop import off_loop
 from router.catalog.targets import Target, Tier
 
 MOST_TRIES = 6  # of an upstream, before its failure is what the line says
@@ -75,7 +76,7 @@ class ItemRunner(Struct, eq=False):
         """
         request_id, call = self._clock.new_id(), None
         try:
-            call, writer = self.read(caller, claim, request_id)
+            call, writer = await self.read(caller, claim, request_id)
             if self._sender is not None and self._sender.may_send(claim):
                 sent = await self._sender.send(self._lines, call, claim)
                 if sent is not None:
@@ -98,7 +99,7 @@ class ItemRunner(Struct, eq=False):
         """Store what a provider answered to a line in its batch, as the answer of an ordinary call is; return whether
         that could be read. ``owner``: the name of the reservation that it spends."""
         try:
-            call, writer = self.read(caller, line.claim, line.request_id)
+            call, writer = await self.read(caller, line.claim, line.request_id)
             call = replace(call, **_begun(line.request_id, self._clock))
             keep = _keeper(call, writer, line.claim, store)
             route = line.sent.route(call.request.model, target)
@@ -112,10 +113,10 @@ class ItemRunner(Struct, eq=False):
             return False
         return True
 
-    def read(self, caller: Caller, claim: ClaimedItem, request_id: str) -> tuple[Call, ReplyWriter]:
+    async def read(self, caller: Caller, claim: ClaimedItem, request_id: str) -> tuple[Call, ReplyWriter]:
         """Return the call that an item makes, and how its answer is written. Raises BadRequest and its kin."""
         endpoint = FOR_BATCHES[claim.endpoint]
-        asked = endpoint.read(claim.body)
+        asked = await off_loop(len(claim.body), lambda: endpoint.read(claim.body))
         options, extensions = options_of(asked, caller, endpoint.name, {}, "batch")
         if getattr(asked.request, "stream", None):
             raise BadRequest("A request of a batch cannot be streamed. Leave 'stream' out.", param="stream")
@@ -137,6 +138,7 @@ class ItemRunner(Struct, eq=False):
             understood=extensions.understood,
             cache=options.cache or caller.cache,
             unread=asked.unread,
+            size=len(claim.body),
             client_request_id=claim.name,
             is_batch_item=True,
             is_internal=claim.is_internal,

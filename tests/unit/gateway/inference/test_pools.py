@@ -7,6 +7,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.calls.call import Call
 from gateway.core.principals import Caller, Team
@@ -16,6 +17,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.keys import TargetAway
 from protocol.chat import ChatRequest, Message
+from protocol.errors import Overloaded
 from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import Endpoint, Route, Target, TargetHealth, TeamKeys
 from router.replicas import VersionShare
@@ -41,7 +43,7 @@ def call_of(clock: SetClock, said: list[Message], team: str = "a") -> Call:
 class Pool:
     """Three replicas of one version, and one of another; no call ends, unless it is released."""
 
-    def __init__(self) -> None:
+    def __init__(self, queue: QueueSettings = QueueSettings()) -> None:  # noqa: B008
         self.clock, self.shares = SetClock(), dict[str, VersionShare]()
         endpoints = tuple(Endpoint("here", url) for url in OLD + NEW)
         own = ProviderSettings(
@@ -50,7 +52,7 @@ class Pool:
         targets = tuple(Target(model("tiny", "own"), one) for one in endpoints)
         self.route, registry = Route("tiny", targets, "named"), ProviderRegistry({"own": own})
         self.limiter = TargetLimiter(
-            *(registry, targets, cast(Any, None), QueueSettings(), self.clock, Metrics()), versions=self.shares
+            *(registry, targets, cast(Any, None), queue, self.clock, Metrics()), versions=self.shares
         )
 
     def asked(self, number: int, turns: int = 1, *, ends: bool = True, team: str = "a") -> str:
@@ -94,6 +96,18 @@ def test_a_version_that_has_no_slot_left_leaves_its_calls_to_the_other() -> None
     went = [pool.asked(number, ends=False) for number in mine]
 
     assert went[:2] == NEW * 2 and went[2] in OLD
+
+
+async def test_who_finds_no_place_at_engines_that_start_hears_that_they_do() -> None:
+    """Not that they are busy: fewer calls would be no help."""
+    pool = Pool(QueueSettings(per_team=0))
+    for url, room in pool.limiter.engines.items():
+        pool.limiter.resize(room, 0, is_full=True)
+        room.state = "starting" if url in OLD else ""
+    call = call_of(pool.clock, [])
+    for many, said in ((4, "is busy or starting, and"), (3, "is starting, and")):
+        with pytest.raises(Overloaded, match=said):
+            await pool.limiter.wait(call, replace(pool.route, targets=pool.route.targets[:many]), {})
 
 
 def test_a_team_has_its_part_while_others_wait() -> None:

@@ -51,3 +51,5 @@ async def test_what_a_teams_own_key_meets_slows_no_others_items(is_asked_with_it
     ended = await runner.run(Caller(team=Team(id="owner", name="O", provider_keys=stored), key_id="k"), claim, Mock())
 
     assert isinstance(ended, RetryLater) and ended.is_congestion is not is_asked_with_it
+    (call,) = inference.answer.call_args.args
+    assert call.size == len(claim.body)  # by which long ones leave the event loop
