@@ -107,10 +107,11 @@ def read_chat(front: Front, raw: bytes) -> ChatJob:
     check_tokens(body, extensions, checkpoint.vocab_size)
     role = front.settings.engine.transfer.role
     check_transfer(extensions.kv_transfer_params, 1, role, streams=bool(body.stream))
-    tool_use = read_tools(body, checkpoint)
     grammar, grammar_field = grammar_of(body, extensions)
+    answer = grammar if grammar_field == "response_format" else None
+    tool_use = read_tools(body, checkpoint, answer)
     if tool_use is not None and tool_use.grammar is not None:
-        if grammar is not None:
+        if grammar is not answer:
             message = f"'{grammar_field}' says what the reply looks like, 'tool_choice' that it is a call. Send one."
             raise invalid_param("tool_choice", message)
         grammar, grammar_field = tool_use.grammar, "tools"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from gpu_backend.server.checkpoint.checkpoint import Checkpoint
 from gpu_backend.server.checkpoint.tokens import TextCodec
@@ -15,6 +16,7 @@ from protocol.chat import ChatRequest, NamedTool, Tool
 from protocol.errors import UnsupportedParameter, invalid_param
 
 MAX_TOOLS = 128
+BLANKS = {"x-guidance": {"whitespace_pattern": JSON_BLANKS}}
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -34,8 +36,11 @@ class ToolUse:
         return frozenset(tool.function.name for tool in self.tools)
 
 
-def read_tools(body: ChatRequest, checkpoint: Checkpoint) -> ToolUse | None:
-    """Return what may be called, None for nothing. Raises ``BadRequest``, also for a model that knows no tools."""
+def read_tools(body: ChatRequest, checkpoint: Checkpoint, answer: Grammar | None = None) -> ToolUse | None:
+    """Return what may be called, None for nothing. Raises ``BadRequest``, also for a model that knows no tools.
+
+    ``answer`` is the schema of an answer in text: it binds a reply that is no call.
+    """
     if not body.tools:
         if body.tool_choice not in (None, "none", "auto"):
             raise invalid_param("tool_choice", "'tool_choice' needs 'tools' to choose from.")
@@ -64,6 +69,8 @@ def read_tools(body: ChatRequest, checkpoint: Checkpoint) -> ToolUse | None:
         grammar = _grammar(callable_ones, style, checkpoint.codec, several=False)
     elif body.tool_choice == "required":
         grammar = _grammar(body.tools, style, checkpoint.codec, several=several)
+    elif answer is not None and style is not ToolStyle.HARMONY:
+        grammar = _grammar(body.tools, style, checkpoint.codec, several=several, answer=answer.text)
     else:
         stops = () if several or style is not ToolStyle.HERMES else (CLOSE,)
         return ToolUse(body.tools, style, None, not several, stops)
@@ -75,25 +82,37 @@ def read_tools(body: ChatRequest, checkpoint: Checkpoint) -> ToolUse | None:
     return ToolUse(body.tools, style, grammar, not several)
 
 
-def _grammar(tools: tuple[Tool, ...] | list[Tool], style: ToolStyle, codec: TextCodec, *, several: bool) -> Grammar:
-    """Return the rules by which a reply is one call, or several, and nothing else."""
+def _grammar(
+    tools: tuple[Tool, ...] | list[Tool], style: ToolStyle, codec: TextCodec, *, several: bool, answer: str = ""
+) -> Grammar:
+    """Return the rules by which a reply is one call, or several, or an answer of that schema, and nothing else."""
     key = "arguments" if style is ToolStyle.HERMES else "parameters"
-    rules = []
+    rules, otherwise = [], ""
+    if answer:
+        rules, otherwise = [f"answer: %json {json.dumps(json.loads(answer) | BLANKS)}"], " | answer"
     for number, tool in enumerate(tools):
-        schema = {
-            "type": "object",
-            **(tool.function.parameters or {}),
-            "x-guidance": {"whitespace_pattern": JSON_BLANKS},
-        }
+        schema = {"type": "object", **(tool.function.parameters or {}), **BLANKS}
+        if (
+            answer and style is ToolStyle.LLAMA
+        ):  # both are objects: a text of its own would be taken for their beginning
+            rules.append(f"call{number}: %json {json.dumps(_call(tool.function.name, schema))}")
+            continue
         head = json.dumps('{"name": ' + json.dumps(tool.function.name) + f', "{key}": ')
         rules.append(f'call{number}: {head} %json {json.dumps(schema)} "}}"')
     body = " | ".join(f"call{number}" for number in range(len(tools)))
     if style is ToolStyle.LLAMA:  # its templates take one call a turn
-        return Grammar(GrammarKind.LARK, "\n".join(["start: " + body, *rules]))
+        return Grammar(GrammarKind.LARK, "\n".join(["start: " + body + otherwise, *rules]))
     opener = f'{OPEN} "\\n"' if codec.is_special(OPEN) else json.dumps(OPEN + "\n")
     closer = f'"\\n" {CLOSE}' if codec.is_special(CLOSE) else json.dumps("\n" + CLOSE)
     start = 'start: wrapped ("\\n" wrapped)*' if several else "start: wrapped"
-    return Grammar(GrammarKind.LARK, "\n".join([start, f"wrapped: {opener} ({body}) {closer}", *rules]))
+    return Grammar(GrammarKind.LARK, "\n".join([start + otherwise, f"wrapped: {opener} ({body}) {closer}", *rules]))
+
+
+def _call(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a call; what its parameters refer to stays where it is looked for."""
+    shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+    said = {"name": {"const": name}, "parameters": parameters}
+    return {"type": "object", "properties": said, "required": [*said], "additionalProperties": False} | shared | BLANKS
 
 
 def _check(tools: tuple[Tool, ...]) -> None:

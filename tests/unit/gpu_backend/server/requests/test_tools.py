@@ -11,9 +11,14 @@ import httpx
 import pytest
 
 from gpu_backend.server.checkpoint.chat_template import ChatTemplate
+from gpu_backend.server.checkpoint.checkpoint import load_checkpoint
 from gpu_backend.server.checkpoint.tool_calls import ToolStyle
+from gpu_backend.server.requests.tools import read_tools
+from gpu_backend.step.grammar import GrammarCompiler
 from gpu_backend.step.messages import FinishReason, Generate
-from gpu_backend.step.sampling_params import GrammarKind
+from gpu_backend.step.sampling_params import Grammar, GrammarKind
+from protocol.chat import ChatRequest, Tool
+from protocol.decoding import convert
 from tests.support.fake_engine import FakeEngine, speaking
 from tests.support.front import CHAT, END, TEMPLATE, running_front, token_ids, write_small_files
 
@@ -116,13 +121,32 @@ def test_one_call_is_told_where_several_are_unwanted(engine: FakeEngine, http: h
     [("required", "call0 | call1"), ({"type": "function", "function": {"name": "sub"}}, "(call0)")],
 )
 def test_a_forced_call_has_a_grammar(engine: FakeEngine, http: httpx.Client, choice: Any, start: str) -> None:
-    """What must be called is made to be."""
-    asked(engine, http, ONE, tool_choice=choice)
+    """What must be called is made to be; a schema is of answers in text, of which there is none then."""
+    asked(engine, http, ONE, tool_choice=choice, response_format={"type": "json_object"})
     (command,) = [c for c in engine.process.commands if isinstance(c, Generate)]
 
     assert command.sampling.grammar is not None
     assert command.sampling.grammar.kind is GrammarKind.LARK
     assert start in command.sampling.grammar.text
+
+
+@pytest.mark.parametrize("style", [ToolStyle.HERMES, ToolStyle.LLAMA])
+def test_a_schema_binds_the_answer_and_leaves_the_calls(tmp_path: Path, style: ToolStyle) -> None:
+    """A model that may call does so, or answers by the schema; it says nothing else."""
+    pytest.importorskip("llguidance")
+    checkpoint = load_checkpoint(write_small_files(tmp_path, HERMES if style is ToolStyle.HERMES else LLAMA))
+    body = ChatRequest(model="tiny", messages=(), tools=convert([ADD, SUB], tuple[Tool, ...]))
+    answer = Grammar(
+        GrammarKind.JSON_SCHEMA, '{"type": "object", "properties": {"b": {}}, "additionalProperties": false}'
+    )
+    use = read_tools(body, checkpoint, answer)
+    assert use is not None and use.style is style and use.grammar is not None
+    compiled = GrammarCompiler(tmp_path, 260, frozenset({END})).compile(use.grammar).result()
+    call = ONE if style is ToolStyle.HERMES else '{"name": "add", "parameters": {"a": 1}}'
+
+    assert [compiled.copy().accept(token_ids(text)) is None for text in (call, '{"b": 1}', "{}", '{"c', "A", "[")] == [
+        True, True, True, False, False, False
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -133,7 +157,7 @@ def test_a_forced_call_has_a_grammar(engine: FakeEngine, http: httpx.Client, cho
         ({"tools": [ADD, ADD]}, "tools[1].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(129)]}, "tools"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"tool_choice": "required", "guided_regex": "a"}, "tool_choice"),
     ],
 )
 def test_bad_tools_name_their_field(engine: FakeEngine, http: httpx.Client, fields: Any, param: str) -> None:
