@@ -46,7 +46,7 @@ def check_chat(request: ChatRequest) -> None:
     require_between(request.output_limit, 1, 2**31, limit_name)
     check_sampling(request)
     require_between(request.top_logprobs, 0, 20, "top_logprobs")
-    require(request.top_logprobs is None or bool(request.logprobs), "top_logprobs", "'top_logprobs' needs 'logprobs'.")
+    require(not request.top_logprobs or bool(request.logprobs), "top_logprobs", "'top_logprobs' needs 'logprobs'.")
     is_moot = request.tool_choice in (None, "auto", "none")  # clients say so with no tools at hand
     require(is_moot or bool(request.tools), "tool_choice", "'tool_choice' needs 'tools'.")
     check_arguments(request)

@@ -192,6 +192,8 @@ def _plain_chat(request: ChatRequest, asking: Asking, dropped: list[str]) -> Cha
         dropped += [name for name in ENGINE_LACKS if getattr(request, name)]
     if not request.tools and OF_TOOLS(request) != NOT_SAID:  # what is said of none would be refused
         request = replace(request, tools=None, tool_choice=None, parallel_tool_calls=None)
+    if request.top_logprobs == 0 and not request.logprobs:  # nothing of nothing, as clients say it
+        request = replace(request, top_logprobs=None)
     if (native := asking.native) is not None:
         dropped += leave_out_anthropics(native)
         if not asking.quirks.effort and request.reasoning_effort is not None:

@@ -37,7 +37,7 @@ def check_chat(body: ChatRequest, extensions: Extensions, efforts: Collection[st
         raise _unsupported("messages", "This engine keeps no answers by voice. Send the transcript as 'content'.")
     if body.top_logprobs is not None:
         _check_span("top_logprobs", body.top_logprobs, 0, 20)
-        if not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise invalid_param("top_logprobs", "'top_logprobs' needs 'logprobs': true.")
     _check_both(body, extensions)
 

@@ -110,6 +110,7 @@ def test_what_changes_nothing_is_accepted() -> None:
         tools=[],
         tool_choice="auto",
         response_format={"type": "text"},
+        top_logprobs=0,
         logit_bias={},
         presence_penalty=0,
         max_tokens=5,
