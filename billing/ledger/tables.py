@@ -151,6 +151,8 @@ owners = Table(
     *_moments("watermark"),
     Column("backlog", Integer, nullable=False, server_default=ZERO),
     Column("version", Text, nullable=False, server_default=""),
+    # Of its leases that running calls hold a part of, "scope unit day": used and held; null: that is not told.
+    Column("holds", JSONB),
 )
 
 # When the database was last found to have forgotten what it had acknowledged: one row, or none.

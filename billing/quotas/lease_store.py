@@ -108,12 +108,14 @@ class PostgresLeases:
         async with self._database.at_once() as connection:
             await connection.execute(BEGIN, {"owner": owner, "version": version, "moment": self._moment()})
 
-    async def beat(self, owner: str, watermark: float, backlog: int) -> Beat | None:
-        """Say that an owner lives, and how far its journal is carried. ``None``: it is not listed, or has ended."""
+    async def beat(self, owner: str, watermark: float, backlog: int, holds: str | None = None) -> Beat | None:
+        """Say that an owner lives, how far its journal is carried, and what its calls hold (Leases.holds). ``None``: it
+        is not listed, or has ended."""
         values = {
             "owner": owner,
             "watermark": datetime.fromtimestamp(watermark, UTC),
             "backlog": backlog,
+            "holds": holds,
             "moment": self._moment(),
             "alive": ALIVE,
             "reservations": f"{RESERVATIONS}%",
@@ -216,7 +218,8 @@ BEGIN = text("""
 """)
 BEAT = text("""
     UPDATE owners
-    SET beat = beat + 1, seen_at = now.moment, watermark = :watermark, backlog = :backlog
+    SET beat = beat + 1, seen_at = now.moment, watermark = :watermark, backlog = :backlog,
+        holds = CAST(CAST(:holds AS text) AS jsonb)
     FROM (SELECT coalesce(CAST(:moment AS timestamptz), clock_timestamp()) AS moment) AS now
     WHERE id = :owner AND ended_at IS NULL
     RETURNING beat, extract(epoch FROM now.moment) AS now,

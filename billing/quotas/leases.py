@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from itertools import islice
+from itertools import chain, islice
+
+import msgspec
 
 from billing.core.edges import Clock
 from billing.core.holds import HoldRequest, RefusedHold
@@ -18,6 +20,7 @@ from billing.quotas.returns import Returns
 from billing.quotas.rooms import NOON, Rooms
 from billing.quotas.standing import Standing
 
+MOST_TOLD = 1000  # running calls, and rooms of theirs, that a beat tells of
 TOMORROW_AT_ONCE = 5  # scopes, each second: what was used in the last hour is done long before midnight
 
 
@@ -62,6 +65,16 @@ class Leases(Standing):
     def release(self, request_id: str) -> None:
         """Give a hold back: the call cost nothing."""
         self.settle(request_id, 0, 0)
+
+    def holds(self) -> str | None:
+        """Return as JSON what is used and held of each room that running calls hold a part of, for people who ask what
+        is left; ``None`` where that would be too much to tell."""
+        calls = self.holding.calls
+        rooms = {room for held in calls.values() for room in chain(*held.rooms)} if len(calls) <= MOST_TOLD else ()
+        if len(calls) > MOST_TOLD or len(rooms) > MOST_TOLD:
+            return None
+        told = {f"{room.scope} {room.unit} {room.day}": room.used + room.held for room in rooms if room.held}
+        return msgspec.json.encode(told).decode()
 
     def recall(self, scopes: Iterable[str]) -> None:
         """Keep nothing unused for these scopes: their balances have become tight."""

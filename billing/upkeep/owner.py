@@ -124,7 +124,7 @@ class Owner:
             log.info("owner_listed", owner=self.id)
         sent, now, oldest = self._leases.acknowledged, self._clock.now(), self._journal.oldest
         watermark = now if oldest is None else min(now, oldest)
-        beat = await self._store.beat(self.id, watermark, self._journal.backlog)
+        beat = await self._store.beat(self.id, watermark, self._journal.backlog, self._leases.holds())
         if beat is None:
             self._begin_again()
             return

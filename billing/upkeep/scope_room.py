@@ -1,4 +1,5 @@
-# What of a budget is used, what is drawn by the processes that hold calls, and what is left, as the database knows it.
+# What of a budget is used, what running calls hold of it, and what is left for others, as the database knows it. What
+# processes have drawn ahead and hold no call in is left: near a cap they give it back when another wants it.
 
 from __future__ import annotations
 
@@ -10,18 +11,19 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.holds import Limits
 from billing.ledger.tables import IS_OF_VALUE
+from billing.quotas.lease_store import ALIVE
 
 
 class Budget(Struct, frozen=True):
     """One budget of a scope in its period. Tokens or nano-dollars."""
 
     used: int  # by rows of the ledger, corrections included
-    held: int  # drawn by processes, for calls that run and a little ahead of them
+    held: int  # by calls that run; all that was drawn by processes that do not tell, or do not answer
     cap: int | None
 
     @property
     def left(self) -> int | None:
-        """What no process has drawn; None without a cap, below zero where a correction or a lower cap came late."""
+        """What a call could still use; None without a cap, below zero where a correction or a lower cap came late."""
         return None if self.cap is None else self.cap - self.used - self.held
 
 
@@ -35,7 +37,7 @@ class ScopeRoom(Struct, frozen=True, kw_only=True):
 
 async def scope_rooms(connection: AsyncConnection, limits: Mapping[str, Limits]) -> dict[str, ScopeRoom]:
     """Return the budgets of each scope ("team:ID", "key:ID") with these limits."""
-    rows = (await connection.execute(LEASED, {"scopes": list(limits)})).mappings()
+    rows = (await connection.execute(LEASED, {"scopes": list(limits), "alive": ALIVE})).mappings()
     leased = {(row["scope"], row["unit"], row["is_month"]): (int(row["used"]), int(row["held"])) for row in rows}
 
     def budget(scope: str, unit: str, is_month: bool, cap: int | None) -> Budget:
@@ -65,12 +67,18 @@ USED = text(f"""
     ORDER BY scope LIMIT :limit
 """)  # noqa: S608  (the words are ours; a hash goes on with 0 to f)
 
-# By Postgres's clock. Two lines for each scope and unit: of the month, and of the day.
+# By Postgres's clock. Two lines for each scope and unit: of the month, and of the day. An owner tells once a second
+# what of a lease is used and held; what of it rows have spent meanwhile is held no more.
 LEASED = text("""
     WITH at AS (SELECT CAST(clock_timestamp() AT TIME ZONE 'UTC' AS date) AS today),
     parts AS (
-        SELECT scope, unit, day = today AS of_day, true AS of_month, spent AS used, granted - returned - spent AS held
-        FROM leases, at
+        SELECT scope, unit, day = today AS of_day, true AS of_month, spent AS used, CASE
+                   WHEN holds IS NULL OR seen_at < clock_timestamp() - make_interval(secs => :alive)
+                   THEN granted - returned - spent
+                   ELSE greatest(0, least(granted - returned, coalesce(CAST(
+                       holds ->> concat_ws(' ', scope, unit, to_char(day, 'YYYY-MM-DD')) AS bigint), 0)) - spent)
+               END AS held
+        FROM at, leases LEFT JOIN owners ON owners.id = leases.owner
         WHERE scope = ANY (:scopes) AND day >= date_trunc('month', today)
           AND day < date_trunc('month', today) + interval '1 month'
         UNION ALL

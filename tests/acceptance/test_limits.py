@@ -17,7 +17,9 @@ from openai import APIStatusError, AuthenticationError, OpenAI, PermissionDenied
 from gateway.accounts.schemas import LimitsInput
 from router.prompt_size.bounds import WORTHWHILE
 from tests.support.house import House, make_team
+from tests.support.paying_team import PayingTeam
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.upstream_scripts import Script
 from tests.support.waiting import until
 
 ASK: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 100}
@@ -381,7 +383,7 @@ def test_a_model_whose_own_limit_is_spent_leaves_the_routes_of_its_team(
         changed = admin.patch("/admin/teams/by_model", json=body).raise_for_status().json()
         refused = until(lambda: next((one for one in [_ask(client, "small")] if "x-should-retry" in one.headers), None))
         elsewhere, auto = _ask(client, "large"), _ask(client, "auto")
-        row = house.record_of(auto)
+        row = house.record_of(auto)  # and so are those before it
         seen = client.get("/v1/team").json()
 
     assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "model_limits.old-name"
@@ -394,7 +396,28 @@ def test_a_model_whose_own_limit_is_spent_leaves_the_routes_of_its_team(
     assert (row["model_used"], [attempt["outcome"] for attempt in row["attempts"]]) == ("large", ["team_limit", "ok"])
     assert seen["model_limits"] == changed["model_limits"]
     of_day = seen["model_budgets"]["small"]["usd_today"]
-    assert 0 < of_day["used"] + of_day["held"] <= 0.001 and seen["limits"]["usd_per_day"] is None
+    assert 0 < of_day["used"] <= 0.001 and seen["limits"]["usd_per_day"] is None
+
+
+def test_what_running_calls_hold_is_told_apart_from_what_is_left(house: House, upstream: ScriptedUpstream) -> None:
+    """A call holds what it may cost at the most, and nothing once it is booked: what its gateway has drawn ahead is
+    left, not held."""
+    team = PayingTeam(house, usd_per_day=5)
+    body = {"model": "small", "max_tokens": 500, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
+    upstream.script(Script(tokens=4, pace=0.7), times=1)
+    with house.client(team.key) as client:
+        today = lambda: client.get("/v1/team").json()["budgets"]["usd_today"]  # noqa: E731
+        with client.stream("POST", "/v1/chat/completions", json=body) as running:
+            while_it_runs = until(lambda: (seen := today())["held"] and seen)
+            running.read()
+        row = house.record_of(running)
+        after = until(lambda: (seen := today())["held"] == 0 and seen)
+
+    held = Decimal(str(row["held_nanousd"])) / 10**9
+    assert (while_it_runs["used"], Decimal(str(while_it_runs["held"]))) == (0, held)
+    assert Decimal(str(while_it_runs["left"])) == 5 - held
+    cost = Decimal(str(row["cost_usd"]))
+    assert 0 < cost < held and (Decimal(str(after["used"])), Decimal(str(after["left"]))) == (cost, 5 - cost)
 
 
 def test_an_end_user_and_a_tag_whose_limits_are_spent_are_refused(house: House, upstream: ScriptedUpstream) -> None:
@@ -433,7 +456,7 @@ def test_an_end_user_and_a_tag_whose_limits_are_spent_are_refused(house: House, 
     assert [(len(page["data"]), page["has_more"]) for page in pages] == [(1, True), (1, False)]
     assert {one["name"] for page in pages for one in page["data"]} == {None, "ann"}
     today = of_ann[0]["budgets"]["usd_today"]
-    assert len(of_ann) == 1 and 0 < 5 - today["left"] < 0.01 and today["used"] + today["held"] > 0
+    assert len(of_ann) == 1 and 0 < 5 - today["left"] < 0.01 and today["used"] > 0
     assert "user, metadata:agent" in wrong and [one["name"] for one in of_tags] == ["agent=research"]
     error = refused.json()["error"]
     assert error["code"] == "insufficient_quota" and "opens again at 00:00 UTC" in error["message"]

@@ -142,7 +142,7 @@ class SimStore(PostgresLeases):
         """List an owner."""
         await self._line.ask("begin", lambda model, moment: model.begin(owner, version, moment))
 
-    async def beat(self, owner: str, watermark: float, backlog: int) -> Beat | None:
+    async def beat(self, owner: str, watermark: float, backlog: int, holds: str | None = None) -> Beat | None:
         """Say that an owner lives."""
         return await self._line.ask("beat", lambda model, moment: model.beat(owner, watermark, backlog, moment))
 
