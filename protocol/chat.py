@@ -203,6 +203,7 @@ class HostedTool(Tool, frozen=True):
 
     most: int = 0  # calls in one request, of all such tools together
     unit: str = "web_searches"  # of a usage, in which they are counted; "": they cost nothing but tokens
+    found: int | None = None  # tokens that a call of it may add to the prompt, where that is said
 
 
 class NamedFunction(Struct, frozen=True):

@@ -112,7 +112,31 @@ class WebSearchResultBlock(Struct, frozen=True, tag="web_search_tool_result", om
         return isinstance(self.content, tuple)
 
 
-ServerBlock = ServerToolUseBlock | WebSearchResultBlock
+class ServerResultBlock(Struct, frozen=True, omit_defaults=True):
+    """What another tool of the upstream's gave back, in its own words: a page, what code wrote, or an error."""
+
+    tool_use_id: str
+    content: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: dict[str, Any] | None = None
+
+
+class WebFetchResultBlock(ServerResultBlock, frozen=True, tag="web_fetch_tool_result", omit_defaults=True):
+    pass
+
+
+class CodeResultBlock(ServerResultBlock, frozen=True, tag="bash_code_execution_tool_result", omit_defaults=True):
+    pass
+
+
+class EditorResultBlock(
+    ServerResultBlock, frozen=True, tag="text_editor_code_execution_tool_result", omit_defaults=True
+):
+    pass
+
+
+CodeResult = CodeResultBlock | EditorResultBlock  # a container was there for it
+ServerBlock = ServerToolUseBlock | WebSearchResultBlock | WebFetchResultBlock | CodeResult
 OWN_BLOCKS = SearchResultBlock | ServerBlock  # that no other API has
 ResultBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
 
@@ -145,8 +169,14 @@ CLIENT_TOOLS: dict[str, str | None] = {
     "computer_20251124": "computer-use-2025-11-24",
     "memory_20250818": "context-management-2025-06-27",
 }
-# The search that the upstream runs and bills by the call, and how many of them a request may ask for that does not say.
-WEB_SEARCH = "web_search_20250305"
+# Tools that the upstream runs: how each is called, and by what it is billed beside tokens (``HostedTool.unit``).
+WEB_SEARCH, WEB_FETCH, CODE_EXECUTION = "web_search_20250305", "web_fetch_20250910", "code_execution_20250825"
+RUN_UPSTREAM = {
+    WEB_SEARCH: ("web_search", "web_searches"),
+    WEB_FETCH: ("web_fetch", ""),
+    CODE_EXECUTION: ("code_execution", "containers"),
+}
+# How many calls of one a request may ask for that does not say. After as many Anthropic's API pauses a turn anyway.
 MOST_SEARCHES = 10
 # What may be edited out of a long conversation before the model reads it, and the beta that a request for it has to
 # name. Compaction is none of it: its own tokens are billed beside those that a reply's usage counts.
@@ -162,6 +192,7 @@ CALLERS_BETAS = frozenset(
         BUDGET_BETA,
         UPDATES_BETA,
         "claude-code-20250219",
+        "code-execution-2025-08-25",
         "effort-2025-11-24",
         "extended-cache-ttl-2025-04-11",
         "fine-grained-tool-streaming-2025-05-14",
@@ -173,6 +204,7 @@ CALLERS_BETAS = frozenset(
         "structured-outputs-2025-11-13",
         "token-efficient-tools-2025-02-19",
         "tool-examples-2025-10-29",
+        "web-fetch-2025-09-10",
     }
 )
 # What such a tool adds to a prompt is written by the upstream, up to 735 tokens (Anthropic, "Computer use tool"). This
@@ -181,7 +213,7 @@ UNSEEN_SCHEMA: dict[str, Any] = {"description": "-" * 735}
 
 
 class MessageTool(Struct, frozen=True, omit_defaults=True):
-    """A tool that the caller runs, its own or one of ``CLIENT_TOOLS``; or ``WEB_SEARCH``, which the upstream runs.
+    """A tool that the caller runs, its own or one of ``CLIENT_TOOLS``; or one of ``RUN_UPSTREAM``.
 
     Others that the upstream runs have a price that is not known here.
     """
@@ -201,10 +233,13 @@ class MessageTool(Struct, frozen=True, omit_defaults=True):
     eager_input_streaming: bool | None = None
     defer_loading: bool | None = None
     allowed_callers: tuple[str, ...] | None = None
-    max_uses: int | None = None  # of a search, as the next three
+    max_uses: int | None = None  # of a search or of pages fetched, as the next two
     allowed_domains: tuple[str, ...] | None = None
     blocked_domains: tuple[str, ...] | None = None
-    user_location: dict[str, Any] | None = None
+    user_location: dict[str, Any] | None = None  # of a search
+    max_content_tokens: int | None = None  # of a page that is fetched, as the next two
+    citations: CitationsConfig | None = None
+    url_sources: dict[str, Any] | None = None
 
     @property
     def is_anthropics(self) -> bool:
@@ -333,9 +368,9 @@ class MessagesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
             yield from _blocks_in(content)
 
     @property
-    def searches(self) -> bool:
-        """Whether the upstream may search the web for it."""
-        return any(tool.type == WEB_SEARCH for tool in self.tools or ())
+    def run_upstream(self) -> frozenset[str]:
+        """The types of the tools that the upstream may run for it."""
+        return frozenset(tool.type for tool in self.tools or () if tool.type in RUN_UPSTREAM)
 
     @property
     def kind_of_its_own(self) -> str | None:

@@ -31,8 +31,8 @@ from protocol.chat import (
 from protocol.errors import BadRequest
 from protocol.messages import (
     MOST_SEARCHES,
+    RUN_UPSTREAM,
     UNSEEN_SCHEMA,
-    WEB_SEARCH,
     AnyChoice,
     AutoChoice,
     Base64Source,
@@ -49,7 +49,7 @@ from protocol.messages import (
     PlainSource,
     ResultBlock,
     SearchResultBlock,
-    ServerToolUseBlock,
+    ServerBlock,
     TextBlock,
     ThinkingDisabled,
     ThinkingEnabled,
@@ -58,7 +58,6 @@ from protocol.messages import (
     ToolUseBlock,
     Turn,
     UrlSource,
-    WebSearchResultBlock,
 )
 
 AS_REASONING: dict[Effort, Literal["low", "medium", "high", "xhigh"]] = {
@@ -127,7 +126,7 @@ def _reply(blocks: tuple[Block, ...], where: str) -> Message:
                 calls.append(ToolCall(ident, FunctionCall(name, msgspec.json.encode(arguments).decode())))
             case ThinkingBlock() | RedactedThinkingBlock():
                 thought.append(block)
-            case ServerToolUseBlock() | WebSearchResultBlock():
+            case _ if isinstance(block, ServerBlock):
                 words.append(msgspec.json.encode(block).decode())  # counted and looked through; no other model is told
             case _:
                 raise _misplaced(block, where)
@@ -218,9 +217,10 @@ def _misplaced(block: Block, where: str) -> BadRequest:
 
 
 def _tool(tool: MessageTool) -> Tool:
-    if tool.type == WEB_SEARCH:
+    if (hosted := RUN_UPSTREAM.get(tool.type or "")) is not None:
         most = MOST_SEARCHES if tool.max_uses is None else tool.max_uses
-        return HostedTool(Function(tool.name, None, UNSEEN_SCHEMA), most=most)
+        unseen = Function(tool.name, None, UNSEEN_SCHEMA)
+        return HostedTool(unseen, most=most, unit=hosted[1], found=tool.max_content_tokens)
     schema = UNSEEN_SCHEMA if tool.is_anthropics else tool.input_schema
     if tool.input_examples:
         schema = {**(schema or {}), "examples": list(tool.input_examples)}

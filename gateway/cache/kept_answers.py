@@ -74,7 +74,8 @@ def ran_hosted_tools(answer: KeptAnswer) -> bool:
     """Whether its upstream ran tools of its own: these may do something, or read what is one team's alone."""
     if (chat := answer.chat) is not None:
         return chat.used is not None
-    return any(isinstance(piece, Delta) and piece.used is not None for piece in answer.pieces)
+    said = (piece for piece in answer.pieces if isinstance(piece, Delta))
+    return any(piece.used is not None or piece.server_block is not None for piece in said)
 
 
 def calls_tools(answer: KeptAnswer) -> bool:

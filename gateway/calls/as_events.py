@@ -13,7 +13,7 @@ from protocol.completions import CompletionReply
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
 from protocol.inference import WholeReply
 from protocol.media.audio import TranscriptionReply
-from protocol.messages import ServerToolUseBlock, TextBlock, ToolUseBlock, WebSearchResultBlock
+from protocol.messages import ServerBlock, TextBlock, ToolUseBlock
 from protocol.usage import Usage
 
 
@@ -80,6 +80,6 @@ def _block_deltas(index: int, blocks: tuple[Struct, ...]) -> Iterator[Event]:
                 said = msgspec.json.encode(arguments).decode()
                 yield Delta(index, tool_calls=(ToolCallDelta(calls, said, ident, name),))
                 calls += 1
-            case ServerToolUseBlock() | WebSearchResultBlock():
+            case _ if isinstance(block, ServerBlock):
                 yield Delta(index, server_block=block)
         was_text = isinstance(block, TextBlock)

@@ -158,7 +158,10 @@ def _contradictions(said: ProviderSettings, ways: list[str]) -> Iterator[tuple[s
     if said.responses and (said.format != "openai" or said.self_hosted or said.api_version is not None):
         right = "only for a provider of format openai that has /responses below its base URL"
         yield "responses", f"{right}; leave it out"
-    if said.hosted_tools != HostedTools() and not said.responses:
+    if said.format == "anthropic":
+        if said.hosted_tools not in (HostedTools(), HostedTools(code_interpreter=True)):
+            yield "hosted_tools", "of a provider of format anthropic code_interpreter alone is to be allowed"
+    elif said.hosted_tools != HostedTools() and not said.responses:
         yield "hosted_tools", "tools that a provider runs are those of its Responses API: needs responses: native"
     if sum(said.reserved.values()) > 1 + 1e-9:
         yield "reserved", "together more than the whole: parts add up to 1 at the most"

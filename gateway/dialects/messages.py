@@ -13,11 +13,19 @@ from gateway.dialects.checks import require, require_between
 from gateway.dialects.endpoint import ApiEndpoint, Asked
 from gateway.dialects.messages_writer import MessagesWriter
 from protocol.errors import UnsupportedParameter
-from protocol.messages import CLIENT_TOOLS, CONTEXT_EDITS, WEB_SEARCH, MessagesRequest, MessageTool
+from protocol.messages import (
+    CLIENT_TOOLS,
+    CODE_EXECUTION,
+    CONTEXT_EDITS,
+    MOST_SEARCHES,
+    RUN_UPSTREAM,
+    MessagesRequest,
+    MessageTool,
+)
 from protocol.messages_to_chat import to_chat
 
 AnyMessage = TypeVar("AnyMessage", bound=MessagesRequest)
-# How the types of tools begin that the upstream runs.
+# How the types of tools begin that the upstream runs, but for those that are known here.
 UPSTREAMS_TOOLS = ("web_search_2026", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
 # Fields of a request that cannot be said here, and without which it would mean something else.
 MEANT = {
@@ -29,7 +37,7 @@ MEANT = {
 DETAILS: dict[str, dict[str, Any]] = {
     "thread": {"details": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
 }
-MOST_USES = 100  # of a search in one request
+MOST_USES = 100  # of a search, or of pages fetched, in one request
 LONGEST_BETA, MOST_BETAS = 100, 64  # characters of a name, and names
 
 
@@ -59,15 +67,17 @@ def check_message(asked: MessagesRequest) -> None:
 
 
 def _check_tool(tool: MessageTool, where: str) -> None:
-    if tool.type == WEB_SEARCH:
-        require_between(tool.max_uses, 1, MOST_USES, f"{where}.max_uses")
-        require(tool.name == "web_search", f"{where}.name", f"'{where}' is called 'web_search', and nothing else.")
+    if (hosted := RUN_UPSTREAM.get(tool.type or "")) is not None:
+        most = MOST_SEARCHES if tool.type == CODE_EXECUTION else MOST_USES
+        require_between(tool.max_uses, 1, most, f"{where}.max_uses")
+        require_between(tool.max_content_tokens, 1, 2**31, f"{where}.max_content_tokens")
+        require(tool.name == hosted[0], f"{where}.name", f"'{where}' is called '{hosted[0]}', and nothing else.")
     elif (tool.type or "").startswith(UPSTREAMS_TOOLS):
         words = f"'{tool.type}' is run by the upstream, and what a call of it costs is in no price that is known here."
         raise UnsupportedParameter(f"{words} Run such a tool yourself, as one with an 'input_schema'.", param=where)
     elif tool.is_anthropics:
         known = tool.type in CLIENT_TOOLS
-        right = f"Send a tool with an 'input_schema', or one of {', '.join((*CLIENT_TOOLS, WEB_SEARCH))}."
+        right = f"Send a tool with an 'input_schema', or one of {', '.join((*CLIENT_TOOLS, *RUN_UPSTREAM))}."
         require(known, f"{where}.type", f"'{where}' is of no type that is known here. {right}")
     else:
         require(tool.input_schema is not None, f"{where}.input_schema", f"'{where}' needs an 'input_schema'.")

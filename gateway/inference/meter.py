@@ -21,7 +21,7 @@ from protocol.events import Delta
 from protocol.inference import Generation, WholeReply
 from protocol.media.audio import SpeechRequest, TranscriptionRequest
 from protocol.media.images import ImageReply
-from protocol.messages import WebSearchResultBlock
+from protocol.messages import CodeResult, WebSearchResultBlock
 from protocol.usage import Usage
 from router.catalog.targets import Tier
 from router.prompt_size.bounds import output_tokens_most, requests_made
@@ -57,6 +57,8 @@ class Meter:
             self._spoken += spoken
         if isinstance(delta.server_block, WebSearchResultBlock):
             self._used += Usage(web_searches=delta.server_block.has_found)
+        elif isinstance(delta.server_block, CodeResult):
+            self._used = self._used.at_least(Usage(containers=1))
         if delta.used is not None:
             self._used += delta.used
         if delta.gpu_seconds:

@@ -86,7 +86,9 @@ def house(
     with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
         settings = settings_for(database_url, valkey.url, upstream.url, data_dir)
         providers = settings.providers | {
-            "anthropic": anthropic_provider(upstream.root_url),
+            "anthropic": replace(
+                anthropic_provider(upstream.root_url), hosted_tools=HostedTools(code_interpreter=True)
+            ),
             "azure": azure_provider(upstream.root_url),
             "gemini": gemini_provider(upstream.root_url),
             "entra": azure_provider(
@@ -102,10 +104,11 @@ def house(
         )
         providers["native"] = replace(own, name="native", responses=True, hosted_tools=hosted)
         claude = model("claude", "anthropic", parallel_n=True)
-        claude = replace(claude, price=replace(claude.price, cache_write_1h=to_nano(2), web_search=to_nano("0.01")))
+        ran = {"web_search": to_nano("0.01"), "code_interpreter": to_nano("0.03")}
+        claude = replace(claude, price=replace(claude.price, cache_write_1h=to_nano(2), **ran))
         models = settings.models | {"claude": claude}
         models |= {"gpt": model("gpt", "azure"), "gpt-entra": model("gpt-entra", "entra")}
-        searching = replace(claude.price, cache_write_1h=None)
+        searching = replace(claude.price, cache_write_1h=None, code_interpreter=None)
         for name in ("native-before", "native-unpriced"):
             models[name] = model(name, "native", upstream_model="gpt-5")
         models["gemini"] = model("gemini", "gemini", upstream_model="gemini-3-flash")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.anthropic_answers import CITED, FOUND_TOKENS, SEARCHED, STOP_DETAILS
+from tests.support.anthropic_answers import CITED, CONTAINER, FETCHED, FOUND_TOKENS, RAN, SEARCHED, STOP_DETAILS
 from tests.support.house import House
 from tests.support.scripted_upstream import ScriptedUpstream
 
@@ -150,7 +150,7 @@ def test_why_a_model_refused_and_what_it_used_is_told(
     assert usage["service_tier"] == "standard" and usage["cache_creation_input_tokens"] == 2
 
 
-@pytest.mark.parametrize("kind", ["web_search_20260209", "web_fetch_20250910", "code_execution_20250825"])
+@pytest.mark.parametrize("kind", ["web_search_20260209", "web_fetch_20260209", "code_execution_20250522"])
 def test_a_tool_that_the_upstream_runs_has_no_price(client: Anthropic, upstream: ScriptedUpstream, kind: str) -> None:
     """So it is refused by name, and the refusal says why."""
     from anthropic import BadRequestError
@@ -187,6 +187,36 @@ def test_a_search_of_the_web_is_shown_counted_and_paid(
     cost = Decimal(usage.input_tokens + 2 * usage.output_tokens) / 1_000_000 + Decimal("0.01")
     assert Decimal(str(row["cost_usd"])) == cost and usage.input_tokens > FOUND_TOKENS
     assert row["held_nanousd"] >= 2 * 10_000_000 + 3 * 1_000 * usage.input_tokens / 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "said", "dollars"), [("web_fetch_20250910", FETCHED, "0"), ("code_execution_20250825", RAN, "0.03")]
+)
+def test_pages_and_code_are_shown_counted_and_paid(
+    client: Anthropic, house: House, upstream: ScriptedUpstream, stream: bool, kind: str, said: Any, dollars: str
+) -> None:
+    """By Anthropic's own client, and back in the next turn as they came, with ids of files that code wrote. A page
+    costs its tokens; code what a container costs, once in a request, however much of it runs."""
+    tool: Any = {"type": kind, "name": kind.rpartition("_")[0]}
+    asked: Any = {"model": "claude", "max_tokens": 9, "tools": [tool], "messages": HI}
+    if stream:
+        with client.messages.stream(**asked) as events:
+            message, answer = events.get_final_message(), events.response
+    else:
+        raw = client.messages.with_raw_response.create(**asked)
+        message, answer = raw.parse(), raw.http_response
+    content = [block.to_dict() for block in message.content]
+    turns = [*HI, {"role": "assistant", "content": content}, {"role": "user", "content": "And now?"}]
+    client.messages.create(**asked | {"messages": turns})
+    sent, row, usage = upstream.requests[-1].body or {}, house.record_of(answer), message.usage
+
+    assert sent["tools"] == [tool | ({"max_uses": 10} if "fetch" in kind else {})] and upstream.violations == []
+    assert content[:2] == said == sent["messages"][1]["content"][:2] and content[2]["type"] == "text"
+    cost = Decimal(usage.input_tokens + 2 * usage.output_tokens) / 1_000_000 + Decimal(dollars)
+    assert Decimal(str(row["cost_usd"])) == cost and row["held_nanousd"] >= int(10 * Decimal(dollars) * 10**9)
+    assert row["units"] == ({"containers": 1} if Decimal(dollars) else None)
+    assert stream or Decimal(dollars) == 0 or answer.json()["container"] == CONTAINER
 
 
 def test_memory_is_the_callers_to_keep(client: Anthropic, upstream: ScriptedUpstream) -> None:

@@ -104,9 +104,15 @@ FEATURES: dict[str, dict[str, Body]] = {
         "messages": {"tools": [SEARCH]},
         "responses": {"tools": [{"type": "web_search"}]},
     },
-    "code, files, MCP at the upstream": {
+    "pages of the web, fetched there": {"messages": {"tools": [{"type": "web_fetch_20250910", "name": "web_fetch"}]}},
+    "code, run there": {
         "messages": {"tools": [{"type": "code_execution_20250825", "name": "code_execution"}]},
         "responses": {"tools": [{"type": "code_interpreter", "container": {"type": "auto"}}]},
+    },
+    "files, searched there": {"responses": {"tools": [{"type": "file_search", "vector_store_ids": ["vs_all"]}]}},
+    "MCP, called from there": {
+        "messages": {"mcp_servers": [{"type": "url", "name": "a", "url": "https://mcp.example.com"}]},
+        "responses": {"tools": [{"type": "mcp", "server_label": "a", "server_url": "https://mcp.example.com"}]},
     },
     "`temperature`": {name: {"temperature": 0.5} for name in PATHS},
     "`top_p`": {name: {"top_p": 0.5} for name in PATHS},

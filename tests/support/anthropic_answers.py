@@ -34,6 +34,41 @@ SEARCHED = [
         ],
     },
 ]
+FETCHED = [
+    {"type": "server_tool_use", "id": "srvtoolu_2", "name": "web_fetch", "input": {"url": "https://a.example/p"}},
+    {
+        "type": "web_fetch_tool_result",
+        "tool_use_id": "srvtoolu_2",
+        "content": {
+            "type": "web_fetch_result",
+            "url": "https://a.example/p",
+            "content": {
+                "type": "document",
+                "source": {"type": "text", "media_type": "text/plain", "data": "Two coins a gate."},
+                "title": "Tolls",
+                "citations": {"enabled": True},
+            },
+            "retrieved_at": "2026-11-28T12:00:00Z",
+        },
+    },
+]
+RAN = [
+    {"type": "server_tool_use", "id": "srvtoolu_3", "name": "bash_code_execution", "input": {"command": "ls"}},
+    {
+        "type": "bash_code_execution_tool_result",
+        "tool_use_id": "srvtoolu_3",
+        "content": {
+            "type": "bash_code_execution_result",
+            "stdout": "tolls.csv",
+            "stderr": "",
+            "return_code": 0,
+            "content": [{"type": "bash_code_execution_output", "file_id": "file_011"}],
+        },
+    },
+]
+CONTAINER = {"id": "container_011", "expires_at": "2026-12-28T12:00:00Z"}
+# What tools that it runs itself say, by their types.
+HOSTED = {"web_search_20250305": SEARCHED, "web_fetch_20250910": FETCHED, "code_execution_20250825": RAN}
 FOUND_TOKENS = 3_000  # that a search adds to the prompt
 STOP_DETAILS = {"type": "refusal", "category": "bio", "explanation": None}
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -118,6 +153,8 @@ class AnthropicAnswer:
     def _frame(self, content: list[Any], stop: dict[str, Any], usage: dict[str, Any] | None) -> dict[str, Any]:
         frame = {"id": self._id, "type": "message", "role": "assistant", "model": self._request["model"]}
         frame |= {"content": content, **stop} | (self._edited() if stop["stop_reason"] else {})
+        if stop["stop_reason"] and any(block in content for block in RAN):
+            frame["container"] = CONTAINER
         return frame if usage is None else {**frame, "usage": usage}
 
     def _stop(self) -> dict[str, Any]:
@@ -143,12 +180,9 @@ class AnthropicAnswer:
 
     @property
     def _searched(self) -> list[dict[str, Any]]:
-        """What a search of the web said, where the request may have one."""
-        return (
-            SEARCHED
-            if any(tool.get("type") == "web_search_20250305" for tool in self._request.get("tools") or ())
-            else []
-        )
+        """What tools that it runs itself said, of each that the request has."""
+        tools = self._request.get("tools") or ()
+        return [block for tool in tools for block in HOSTED.get(tool.get("type"), ())]
 
     def _cited(self, index: int) -> Iterator[tuple[dict[str, Any], bool]]:
         head = {"type": "text", "text": "", "citations": []}
@@ -206,9 +240,11 @@ def answer_message(request: dict[str, Any], script: Script, number: int) -> Anth
             "output_tokens": chat.usage["completion_tokens"],
             "service_tier": "standard",
         }
-        if any(tool.get("type") == "web_search_20250305" for tool in request.get("tools") or ()):
+        kinds = [tool.get("type") for tool in request.get("tools") or ()]
+        if not HOSTED.keys().isdisjoint(kinds):
             usage["input_tokens"] = 2 * usage["input_tokens"] + FOUND_TOKENS
-            usage["server_tool_use"] = {"web_search_requests": 1}
+            names = {"web_search_20250305": "web_search_requests", "web_fetch_20250910": "web_fetch_requests"}
+            usage["server_tool_use"] = {name: 1 for kind, name in names.items() if kind in kinds}
     return AnthropicAnswer(request, chat.spoken[0], usage, f"msg_{chat.id[9:]}")
 
 
@@ -243,7 +279,7 @@ def _as_chat(request: dict[str, Any]) -> dict[str, Any]:
         chat["tools"] = [
             {"function": {"name": tool["name"], "parameters": tool.get("input_schema", {})}}
             for tool in tools
-            if tool["name"] != "web_search"
+            if tool.get("type") not in HOSTED
         ]
         chat["tool_choice"] = _as_tool_choice(request.get("tool_choice") or {"type": "auto"})
         chat["parallel_tool_calls"] = not (request.get("tool_choice") or {}).get("disable_parallel_tool_use", False)

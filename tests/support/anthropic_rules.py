@@ -105,7 +105,7 @@ class ToolUse(Strict, tag="tool_use", frozen=True):
 
 class ServerToolUse(Strict, tag="server_tool_use", frozen=True):
     id: Annotated[str, Meta(pattern="^srvtoolu_[a-zA-Z0-9_]+$")]
-    name: Literal["web_search"]
+    name: Literal["web_search", "web_fetch", "bash_code_execution", "text_editor_code_execution"]
     input: dict[str, Any]
     cache_control: CacheControl | None = None
     caller: dict[str, Any] | None = None
@@ -127,6 +127,44 @@ class WebSearchResult(Strict, tag="web_search_tool_result", frozen=True):
     content: list[FoundPage] | SearchError
     cache_control: CacheControl | None = None
     caller: dict[str, Any] | None = None
+
+
+class FetchedPage(Strict, tag="web_fetch_result", frozen=True):
+    url: Words
+    content: Document
+    retrieved_at: str | None = None
+
+
+class FetchError(Strict, tag="web_fetch_tool_result_error", frozen=True):
+    error_code: Words
+
+
+class WebFetchResult(Strict, tag="web_fetch_tool_result", frozen=True):
+    tool_use_id: Annotated[str, Meta(pattern="^srvtoolu_[a-zA-Z0-9_]+$")]
+    content: FetchedPage | FetchError
+    cache_control: CacheControl | None = None
+    caller: dict[str, Any] | None = None
+
+
+class CodeFile(Strict, tag="bash_code_execution_output", frozen=True):
+    file_id: Words
+
+
+class CodeOutput(Strict, tag="bash_code_execution_result", frozen=True):
+    stdout: str
+    stderr: str
+    return_code: int
+    content: list[CodeFile]
+
+
+class CodeError(Strict, tag="bash_code_execution_tool_result_error", frozen=True):
+    error_code: Words
+
+
+class CodeResult(Strict, tag="bash_code_execution_tool_result", frozen=True):
+    tool_use_id: Annotated[str, Meta(pattern="^srvtoolu_[a-zA-Z0-9_]+$")]
+    content: CodeOutput | CodeError
+    cache_control: CacheControl | None = None
 
 
 class ToolResult(Strict, tag="tool_result", frozen=True):
@@ -153,7 +191,17 @@ class Assistant(Strict, tag="assistant", tag_field="role", frozen=True):
     content: (
         Words
         | Annotated[
-            list[Text | ToolUse | Thinking | RedactedThinking | ServerToolUse | WebSearchResult], Meta(min_length=1)
+            list[
+                Text
+                | ToolUse
+                | Thinking
+                | RedactedThinking
+                | ServerToolUse
+                | WebSearchResult
+                | WebFetchResult
+                | CodeResult
+            ],
+            Meta(min_length=1),
         ]
     )
 
@@ -207,6 +255,24 @@ class WebSearch(Strict, frozen=True, kw_only=True):
     allowed_domains: list[Words] | None = None
     blocked_domains: list[Words] | None = None
     user_location: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
+
+
+class WebFetch(Strict, frozen=True, kw_only=True):
+    type: Literal["web_fetch_20250910"]
+    name: Literal["web_fetch"]
+    max_uses: Annotated[int, Meta(ge=1)] | None = None
+    allowed_domains: list[Words] | None = None
+    blocked_domains: list[Words] | None = None
+    max_content_tokens: Tokens | None = None
+    citations: Citations | None = None
+    url_sources: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
+
+
+class CodeExecution(Strict, frozen=True, kw_only=True):
+    type: Literal["code_execution_20250825"]
+    name: Literal["code_execution"]
     cache_control: CacheControl | None = None
 
 
@@ -349,7 +415,9 @@ def check_body(raw: bytes, headers: dict[str, str] | None = None, *, is_count: b
 def _check_tool(given: dict[str, Any]) -> None:
     kind = given.get("type", "custom")
     try:
-        ruled = {"custom": Tool, "computer": Computer, "web": WebSearch}.get(kind.partition("_")[0], ClientTool)
+        own = {"custom": Tool, "web_search_20250305": WebSearch, "web_fetch_20250910": WebFetch}
+        own |= {"code_execution_20250825": CodeExecution}
+        ruled = own.get(kind) or (Computer if kind.startswith("computer_") else ClientTool)
         msgspec.convert(given, ruled)
     except msgspec.ValidationError as exc:
         raise Violation(f"tools: {exc}") from exc

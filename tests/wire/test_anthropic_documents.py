@@ -17,17 +17,19 @@ from billing.core.holds import Settlement
 from billing.core.money import to_nano
 from billing.core.prices import cost_lines, cost_of, most_cost
 from gateway.calls.as_events import events_of
+from gateway.core.settings import HostedTools
 from gateway.dialects.messages_writer import MessagesWriter
 from gateway.inference.reply import Reply
 from gateway.upstreams.anthropic.wire_format import AnthropicFormat
 from gateway.upstreams.bedrock.wire_format import BedrockFormat
 from gateway.upstreams.openai.wire_format import OpenAIFormat
 from gateway.upstreams.wire.errors import UpstreamUnable
+from protocol.chat import ChatReply
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.messages import MessagesRequest, WebSearchResultBlock
 from protocol.messages_to_chat import to_chat
 from protocol.usage import Usage
-from router.catalog.targets import Target
+from router.catalog.targets import Endpoint, Target
 from router.prompt_size.bounds import usage_most
 from router.prompt_size.prompt_bounds import bound_prompt
 from tests.support.anthropic_rules import check_body
@@ -317,3 +319,64 @@ def test_small_wishes_reach_claude_and_are_told_elsewhere() -> None:
     assert body["messages"][1]["content"] == earlier
     assert elsewhere.dropped == ("output_config.task_budget", *names, "citations")
     assert json.loads(elsewhere.body)["tools"][0]["function"]["parameters"]["examples"] == [{"a": "b"}]
+
+
+FETCH = {"type": "web_fetch_20250910", "name": "web_fetch", "max_uses": 2}
+CODE = {"type": "code_execution_20250825", "name": "code_execution"}
+RUNS_CODE = replace(TARGET, model=replace(TARGET.model, price=replace(TARGET.model.price, code_interpreter=1)))
+
+
+def test_code_runs_where_that_is_allowed_and_priced_and_pages_are_fetched_at_anthropic_alone() -> None:
+    """Each refusal names what would be right, and leaves the call to another target."""
+    code, page = asked(tools=[CODE]), asked(tools=[FETCH])
+    vertex = replace(RUNS_CODE, endpoint=Endpoint("eu", "https://x.googleapis.com/v1/publishers/anthropic"))
+    allowed = asking(to_chat(code), native=code, target=RUNS_CODE)
+    allowed = replace(allowed, hosted=HostedTools(code_interpreter=True))
+    fine = AnthropicFormat().build_request(allowed)
+    refused = (
+        (AnthropicFormat(), replace(allowed, hosted=HostedTools()), "operator may allow"),
+        (AnthropicFormat(), replace(allowed, target=TARGET), "is not known"),
+        (AnthropicFormat(), replace(allowed, target=vertex), "Vertex AI"),
+        (AnthropicFormat(), asking(to_chat(page), native=page, target=vertex), "Vertex AI"),
+        (BedrockFormat(), asking(to_chat(page), native=page), "no page"),
+        (OpenAIFormat(), asking(to_chat(page), native=page), "web_fetch_20250910"),
+    )
+
+    assert check_body(fine.body, fine.headers)["tools"] == [CODE]
+    for format_, told, words in refused:
+        with pytest.raises(UpstreamUnable, match=words) as caught:
+            format_.build_request(told)
+        assert (caught.value.param, caught.value.moves_on) == ("tools", True)
+
+
+def test_what_a_page_may_hold_is_held() -> None:
+    """As much as the request lets it, or as a search adds."""
+    model = replace(TARGET.model, context=1_000_000)
+    short, unsaid, long = (
+        usage_most(to_chat(asked(tools=[FETCH | more])), model).input_tokens
+        for more in ({"max_content_tokens": 1_000}, {}, {"max_content_tokens": 50_000})
+    )
+
+    assert unsaid - short == pytest.approx(3 * 19_000, abs=9) and long - unsaid == pytest.approx(3 * 30_000, abs=9)
+
+
+def test_code_of_a_reply_is_one_container_however_it_ends() -> None:
+    """Whole or streamed, also where its upstream counts nothing; a call of it that failed had one, too."""
+    call = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "text_editor_code_execution", "input": {}}
+    kind = "text_editor_code_execution_tool_result"
+    result = {
+        "type": kind,
+        "tool_use_id": "srvtoolu_1",
+        "content": {"type": f"{kind}_error", "error_code": "unavailable"},
+    }
+    body = {"content": [call, result, call, result], "stop_reason": "pause_turn"}
+    (whole, usage), (_, uncounted) = (
+        AnthropicFormat().read_reply(CHAT, json.dumps(body | more).encode()) for more in ({"usage": USAGE}, {})
+    )
+    events, _ = read_stream(
+        AnthropicFormat().open_events(CHAT), [streamed([call, result], {"stop_reason": "end_turn"}, 0)]
+    )
+    counts = [event.usage.containers for event in events if isinstance(event, UsageReport)]
+
+    assert isinstance(whole, ChatReply) and whole.used == Usage(containers=1) and uncounted is None
+    assert usage is not None and usage.containers == 1 and counts[-1] == 1

@@ -128,7 +128,7 @@ class ProviderLines:
         message = call.as_message
         if call.service_tier is not None or is_spoken(call.request):
             return None  # it is answered now, at a price for that
-        if message is not None and (message.is_kept_an_hour or message.betas or message.searches):
+        if message is not None and (message.is_kept_an_hour or message.betas or message.run_upstream):
             return None  # a price of its own; and a batch has one set of headers
         first = route.targets[0].model.name
         for target in (each for each in route.targets if each.model.name == first):

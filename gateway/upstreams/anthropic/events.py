@@ -24,6 +24,7 @@ from gateway.upstreams.wire.reading import NOTHING, SseEvents, object_in, read_e
 from protocol.chat import FinishReason
 from protocol.decoding import NOT_JSON
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport
+from protocol.messages import CodeResult
 
 
 class AnthropicEvents(SseEvents):
@@ -42,6 +43,7 @@ class AnthropicEvents(SseEvents):
             int, tuple[Block, list[str]]
         ] = {}  # blocks of the upstream's tools, with their input so far
         self._stop_reason: str | None = None
+        self._ran_code = False
 
     def _has_reason(self) -> bool:
         return self._stop_reason is not None
@@ -128,7 +130,9 @@ class AnthropicEvents(SseEvents):
 
     def _add_server_block(self, block: Block, arguments: str, events: list[Event]) -> None:
         try:
-            events.append(Delta(server_block=block.of_server(arguments)))
+            found = block.of_server(arguments)
+            self._ran_code = self._ran_code or isinstance(found, CodeResult)
+            events.append(Delta(server_block=found))
         except NOT_JSON as exc:
             raise UpstreamError("The upstream sent a call that is not JSON.", outcome="malformed") from exc
 
@@ -150,7 +154,7 @@ class AnthropicEvents(SseEvents):
             return
         self._usage = self._usage.replaced_by(usage)
         if usage.output_tokens is not None and (counted := self._usage.count()) is not None:
-            events.append(UsageReport(counted))
+            events.append(UsageReport(replace(counted, containers=1) if self._ran_code else counted))
 
 
 class _EventMessage(Struct, frozen=True):

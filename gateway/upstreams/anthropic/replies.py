@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import Raw, Struct
@@ -30,7 +30,18 @@ from protocol.chat import (
 from protocol.decoding import NOT_JSON
 from protocol.inference import Request
 from protocol.messages import Block as NativeBlock
-from protocol.messages import ServerBlock, ServerToolUseBlock, TextBlock, ToolUseBlock, WebSearchResultBlock
+from protocol.messages import (
+    CodeResult,
+    CodeResultBlock,
+    EditorResultBlock,
+    ServerBlock,
+    ServerResultBlock,
+    ServerToolUseBlock,
+    TextBlock,
+    ToolUseBlock,
+    WebFetchResultBlock,
+    WebSearchResultBlock,
+)
 from protocol.usage import Usage
 
 STOP_REASONS = {
@@ -44,7 +55,10 @@ STOP_REASONS = {
 }
 KINDS = ("thinking", "redacted_thinking", "text", "tool_use")  # of blocks, as our shape has them in a row
 TEXT = KINDS.index("text")
-SERVER_KINDS = ("server_tool_use", "web_search_tool_result")
+RESULTS: dict[str, type[ServerResultBlock]] = {
+    str(each.__struct_config__.tag): each for each in (WebFetchResultBlock, CodeResultBlock, EditorResultBlock)
+}
+SERVER_KINDS = ("server_tool_use", "web_search_tool_result", *RESULTS)
 OWN_REASONS = ("pause_turn", "model_context_window_exceeded")  # which our words for them do not tell apart
 
 
@@ -75,7 +89,11 @@ def read_message(body: bytes, told: Told = NOTHING_TOLD) -> tuple[ChatReply, Usa
         message = _message_decoder.decode(body)
     except NOT_JSON as exc:
         raise UpstreamError("The upstream's answer is not what its format promises.", outcome="malformed") from exc
-    return message.reply(told), (read_usage(message.usage, UsageObject) or UsageObject()).count()
+    reply, usage = message.reply(told), (read_usage(message.usage, UsageObject) or UsageObject()).count()
+    if any(issubclass(RESULTS.get(block.type, Block), CodeResult) for block in message.content):
+        used = Usage(containers=1)
+        reply, usage = msgspec.structs.replace(reply, used=used), usage and usage.at_least(used)
+    return reply, usage
 
 
 def read_count(body: bytes) -> int | None:
@@ -201,6 +219,9 @@ class Block(Struct, frozen=True):
                 found = self.content if isinstance(self.content, list) else ()
                 pages = tuple(each for each in found if isinstance(each, dict))
                 return WebSearchResultBlock(self.tool_use_id or "", pages, caller=caller)
+        if (kind := RESULTS.get(self.type)) is not None:
+            given = self.content if isinstance(self.content, dict) else {}
+            return cast(ServerBlock, kind(self.tool_use_id or "", given, caller=caller))
         return None
 
 

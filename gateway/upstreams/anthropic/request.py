@@ -38,6 +38,7 @@ from protocol.chat import (
 from protocol.messages import (
     CALLERS_BETAS,
     MOST_SEARCHES,
+    WEB_FETCH,
     WEB_SEARCH,
     CountRequest,
     MessagesRequest,
@@ -138,8 +139,8 @@ def body_of(asking: Asking, request: ChatRequest, *, streams: bool) -> Written:
 
 
 def _bounded(tool: MessageTool) -> MessageTool:
-    """Return a tool; a search with the bound that it is held by."""
-    if tool.type == WEB_SEARCH and tool.max_uses is None:
+    """Return a tool; a search, or one that fetches, with the bound that it is held by."""
+    if tool.type in (WEB_SEARCH, WEB_FETCH) and tool.max_uses is None:
         return replace(tool, max_uses=MOST_SEARCHES)
     return tool
 

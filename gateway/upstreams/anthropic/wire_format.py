@@ -21,7 +21,7 @@ from gateway.upstreams.wire.reading import read_error_fields, read_retry_after, 
 from gateway.upstreams.wire.unsayable import Unsayable
 from protocol.chat import ChatRequest
 from protocol.inference import Request, WholeReply
-from protocol.messages import CountRequest, MessagesRequest
+from protocol.messages import CODE_EXECUTION, WEB_FETCH, WEB_SEARCH, CountRequest, MessagesRequest
 from protocol.usage import Usage
 from router.catalog.targets import Target
 
@@ -44,11 +44,7 @@ class AnthropicFormat:
             if asking.native.is_kept_an_hour and not says_an_hour(model.price):
                 words = "What a cache of an hour costs at the model that answers here is not known. Say a 'ttl' of 5m."
                 raise Unsayable(words, param="cache_control")
-            if asking.native.searches and model.price.web_search is None:
-                words = "What a search of the web costs at the model that answers here is not known."
-                raise Unsayable(
-                    f"{words} Run the search yourself, as one of the 'tools' with an 'input_schema'.", param="tools"
-                )
+            _check_tools(asking)
         body, dropped = body_of(asking, request, streams=asking.streams)
         dropped += [name for name in asking.left_out if name not in body]
         headers = _credentials(asking.api_key, asking.token) | _betas(asking.native)
@@ -96,6 +92,22 @@ class AnthropicFormat:
 def is_at_vertex(target: Target) -> bool:
     """Whether a target is one of Anthropic's models at Vertex AI, where the model is in the path."""
     return target.endpoint.base_url.endswith(AT_VERTEX)
+
+
+def _check_tools(asking: Asking) -> None:
+    """Raise Unsayable for tools that the upstream may not run, or whose price is not known."""
+    asked, price = asking.native.run_upstream if asking.native is not None else (), asking.target.model.price
+    words = ""
+    if WEB_SEARCH in asked and price.web_search is None:
+        words = "What a search of the web costs at the model that answers here is not known."
+    elif CODE_EXECUTION in asked and not asking.hosted.code_interpreter:
+        words = "The provider that answers here may not run code for your team. Its operator may allow it."
+    elif CODE_EXECUTION in asked and price.code_interpreter is None:
+        words = "What running code costs at the model that answers here is not known."
+    elif is_at_vertex(asking.target) and not {WEB_FETCH, CODE_EXECUTION}.isdisjoint(asked):
+        words = "No page is fetched and no code is run at Vertex AI, which answers here."
+    if words:
+        raise Unsayable(f"{words} Run it yourself, as one of the 'tools' with an 'input_schema'.", param="tools")
 
 
 def _credentials(api_key: str | None, token: str | None) -> dict[str, str]:

@@ -43,8 +43,8 @@ class BedrockFormat:
             if asking.native.is_kept_an_hour:
                 words = "No cache is kept for an hour at the model that answers here. Say a 'ttl' of 5m."
                 raise Unsayable(words, param="cache_control")
-            if asking.native.searches:
-                words = "No search of the web is run at the model that answers here."
+            if asking.native.run_upstream:
+                words = "No search of the web, no page and no code is run at the model that answers here."
                 raise Unsayable(
                     f"{words} Run it yourself, as one of the 'tools' with an 'input_schema'.", param="tools"
                 )

@@ -716,6 +716,11 @@ PROVIDER_FAULTS = [
         "leave it out",
     ),
     (
+        "{format: anthropic, hosted_tools: {mcp: [a.example]}, endpoints: [{region: us, base_url: 'http://h'}]}",
+        "hosted_tools",
+        "code_interpreter alone",
+    ),
+    (
         "{format: openai, hosted_tools: {mcp: [a.example]}, endpoints: [{region: us, base_url: 'http://h/v1'}]}",
         "hosted_tools",
         "needs responses: native",
