@@ -30,7 +30,7 @@ from gateway.core.keys import pepper_name
 from gateway.core.principals import Role
 from gateway.core.settings import CacheUse, Settings
 from gateway.terminal.options import WhereByApiKey, with_options
-from gateway.terminal.printing import Format, fail, say, show
+from gateway.terminal.printing import Format, fail, is_for_people, say, show
 from protocol.errors import BadRequest
 
 command = typer.Typer(no_args_is_help=True, help="Keys of teams: create, list, change, rotate, revoke.")
@@ -186,8 +186,9 @@ def _check_endpoints(names: list[str] | UnsetType | None) -> None:
 
 
 def _show_made(made: View, format: Format) -> None:
-    if format is not Format.TABLE:
-        show(format, made, ("key_id", "key", *COLUMNS[1:]), [made], "")
+    if not is_for_people(format):
+        row = made | {"replaces": made["replaces"]["key_id"]} if "replaces" in made else made
+        show(format, made, ("key_id", "key", *COLUMNS[1:], *row.keys() & {"replaces"}), [row], "")
         return
     say(f"{made['key_id']}, a key of team {made['team_id']}; it is shown this once:\n\n  {made['key']}\n")
     if made["expires_at"] is not None:
@@ -221,7 +222,7 @@ def create_one_admin_key(
         return {"key_id": record.key_id, "key": key} | admin_key_view(record, Clock().moment())
 
     made = carry_out(where, lambda gateway: gateway.post("/admin/admin-keys", new), here)
-    if where.format is Format.TABLE:
+    if is_for_people(where.format):
         say(f"{made['key_id']}, an admin key of the role {made['role']}; it is shown this once:\n\n  {made['key']}\n")
     else:
         show(where.format, made, ("key_id", "key", *ADMIN_COLUMNS[1:]), [made], "")

@@ -20,7 +20,7 @@ from gateway.reports.usage_analysis import Analysis, read_analysis, usage_with_a
 from gateway.reports.usage_period import OF_ALL, check_of_all, read_period, read_span
 from gateway.reports.usage_report import usage_csv, usage_rows
 from gateway.terminal.options import Where, with_options
-from gateway.terminal.printing import Format, say, show
+from gateway.terminal.printing import Format, is_for_people, say, show
 from gateway.terminal.remote_gateway import GatewayFault, RemoteGateway, remote_gateway
 from protocol.errors import BadRequest
 
@@ -144,8 +144,11 @@ def _print_team(usage: Mapping[str, Any], format: Format) -> None:
     whose = usage["team_id"] or "all teams"
     title = f"Usage of {whose}, {span} (UTC){'' if usage['is_closed'] else ', not closed yet'}"
     columns = [name for name in columns if name in (*ALWAYS, *groups) or any(row.get(name) for row in rows)]
+    if format is Format.TABLE and "analysis" in usage and not is_for_people(format):
+        _show_models(usage["analysis"])
+        return
     show(format, usage, [name for name in columns if name not in UNSHOWN], rows, title)
-    if format is Format.TABLE:
+    if is_for_people(format):
         _say_corrections(usage.get("corrections") or usage.get("total", {}).get("corrections"))
         if "analysis" in usage:
             _show_analysis(usage["analysis"])
@@ -166,21 +169,27 @@ def _print_deployment(report: Mapping[str, Any], first: Day, last: Day, format: 
     rows = [*(_named(line, ["model"]) for line in report["results"]), {"team_id": "total", **report["total"]}]
     columns = ["team_id", "model", *OF_MODELS, *_gpus(report), *_compared(report), *SHARES]
     title = f"Usage of all teams, {first} to {last} (UTC){'' if report['is_closed'] else ', not closed yet'}"
-    show(format, report, columns, rows, title)
-    if format is Format.TABLE:
+    has_invoices = any("invoice_usd" in line for line in report["providers"])
+    if format is not Format.TABLE or is_for_people(format) or not has_invoices:
+        show(format, report, columns, rows, title)
+    if is_for_people(format):
         _show_analysis(report)
-        if any("invoice_usd" in line for line in report["providers"]):
-            lines = [_named(line, ["provider"]) for line in report["providers"]]
-            show(format, report, OF_PROVIDERS, lines, "By provider, corrections included, beside invoices")
-        if report["instances"]:
-            lines = [*report["instances"], {"instance_id": "total", **report["instances_total"]}]
-            show(format, report, OF_INSTANCES, lines, "What our own engines cost: calls and idle time")
+    if format is Format.TABLE and has_invoices:
+        lines = [_named(line, ["provider"]) for line in report["providers"]]
+        show(format, report, OF_PROVIDERS, lines, "By provider, corrections included, beside invoices")
+    if is_for_people(format) and report["instances"]:
+        lines = [*report["instances"], {"instance_id": "total", **report["instances_total"]}]
+        show(format, report, OF_INSTANCES, lines, "What our own engines cost: calls and idle time")
 
 
-def _show_analysis(analysis: Mapping[str, Any]) -> None:
+def _show_models(analysis: Mapping[str, Any]) -> None:
     rows = [*(_named(line, ["model"]) for line in analysis["models"]), {"model": "total", **analysis["total"]}]
     columns = ["model", *OF_MODELS, *_gpus(analysis), *_compared(analysis), *SHARES]
     show(Format.TABLE, None, columns, rows, "By model, corrections included")
+
+
+def _show_analysis(analysis: Mapping[str, Any]) -> None:
+    _show_models(analysis)
     if compare := analysis.get("compare"):
         say(
             f"At {compare['model']} the same tokens would have cost {compare['cost_usd']:f} USD: "

@@ -34,7 +34,10 @@ def command(
         str, typer.Option(metavar="USD", help="With --live: the most that a provider may cost")
     ] = "0.05",
     model: Annotated[str | None, typer.Option(help="With --live: what to call; default: the cheapest")] = None,
-    record: Annotated[Path | None, typer.Option(help="With --live: a folder for the answers, without secrets")] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="With --live: the folder for the answers, without secrets; default: recordings"),
+    ] = None,
     config: ConfigOption = None,
     url: UrlOption = None,
     key: KeyOption = None,

@@ -41,6 +41,12 @@ def fail(words: str, status: int = 1) -> NoReturn:
     raise typer.Exit(status)
 
 
+def is_for_people(format: Format) -> bool:
+    """Return whether a command that prints so is read by a person: a table is lines with tabs in a pipe, one table of
+    them."""
+    return format is Format.TABLE and (sys.stdout.isatty() or "COLUMNS" in os.environ)
+
+
 def say(words: str) -> None:
     """Print a line."""
     print(words)  # noqa: T201
@@ -55,7 +61,7 @@ def show(format: Format, whole: object, columns: Sequence[str], rows: Sequence[M
             writer = csv.writer(sys.stdout, lineterminator="\n")
             writer.writerow(columns)
             writer.writerows([as_text(text_of(row.get(column))) for column in columns] for row in rows)
-        case Format.TABLE if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        case Format.TABLE if is_for_people(format):
             _show_table(columns, rows, title)
         case Format.TABLE:
             say("\t".join(columns))
