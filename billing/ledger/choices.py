@@ -17,6 +17,7 @@ from billing.core.money import NanoDollars
 from billing.core.prices import Price
 from billing.core.records import CHARGED, REQUESTS, TOKENS
 from billing.ledger.comparison import cost_at
+from billing.ledger.tables import IS_CALL
 from protocol.usage import Usage
 
 
@@ -156,7 +157,7 @@ UNSUMMED = text("""
 """)
 BY_CALL = f"""
     SELECT team_id, asked.name AS asked, tier, complexity >= asked.quality AS suffices,
-           count(*) FILTER (WHERE status = ANY(CAST(:counted AS text[]))) AS requests,
+           count(*) FILTER (WHERE status = ANY(CAST(:counted AS text[])) AND {IS_CALL}) AS requests,
            {", ".join(f"sum({name}) AS {name}" for name in COUNTED[1:])}
     FROM usage_records JOIN asked ON model_asked = asked.name
 """  # noqa: S608  (columns are ours)

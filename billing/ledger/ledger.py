@@ -26,7 +26,7 @@ from billing.core.ids import date_of
 from billing.core.records import CHARGED, COSTS, SAVINGS, TOKENS, UsageRecord, bounded
 from billing.ledger import series
 from billing.ledger.partitions import ensure_partitions
-from billing.ledger.tables import usage_daily, usage_records
+from billing.ledger.tables import IS_CALL, usage_daily, usage_records
 
 COLUMNS = {column.name: column.type.compile(postgresql.dialect()) for column in usage_records.columns}
 # How a key of usage_daily is made of a row.
@@ -74,7 +74,8 @@ INSERT = text(f"""
         RETURNING *
     ), summed AS (
         INSERT INTO usage_daily ({", ".join((*ROLLUP_KEY, *SUMS))})
-        SELECT {", ".join(ROLLUP_KEY.values())}, count(*), {", ".join(f"sum({name})" for name in SUMS[1:])}
+        SELECT {", ".join(ROLLUP_KEY.values())}, count(*) FILTER (WHERE {IS_CALL}),
+               {", ".join(f"sum({name})" for name in SUMS[1:])}
         FROM new
         GROUP BY {", ".join(ROLLUP_KEY.values())}
         ORDER BY {", ".join(f'{made} COLLATE "C"' if "day" not in made else made for made in ROLLUP_KEY.values())}

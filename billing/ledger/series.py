@@ -14,6 +14,7 @@ from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.records import CACHED, COSTS, SAVINGS, TOKENS
+from billing.ledger.tables import IS_CALL
 
 KEY = ("team_id", "key_id", "model_used", "provider", "status", "tier", "route_reason", "code")
 SUMS = ("calls", "cached", *TOKENS, *COSTS, *SAVINGS)
@@ -38,7 +39,7 @@ def middle_of(bucket: int) -> float:
 def _histogram(column: str) -> str:
     number = f"least(floor({BUCKETS_PER_E} * ln(greatest({column}, 1))), {LAST_BUCKET})"
     packed = f"(CAST({number} AS bigint) << {COUNT_BITS}) + 1"
-    return f"array_agg({packed}) FILTER (WHERE {column} IS NOT NULL)"
+    return f"array_agg({packed}) FILTER (WHERE {column} IS NOT NULL AND {IS_CALL})"
 
 
 # How a column is made of rows of the ledger.
@@ -47,7 +48,7 @@ MADE = {
     " / 60000 * 60)",
     "step": str(MINUTE),
     **{name: name for name in KEY if name != "code"},
-    "calls": "count(*)",
+    "calls": f"count(*) FILTER (WHERE {IS_CALL})",
     "cached": f"count(*) FILTER (WHERE attempts -> -1 ->> 'outcome' = '{CACHED}')",
     **{name: f"sum({name})" for name in SUMS[2:]},
     "first_token": _histogram("first_token_ms"),

@@ -10,6 +10,7 @@ from msgspec import Struct
 from sqlalchemy import TextClause, text
 
 from billing.core.records import CHARGED, COSTS, REQUESTS, SAVINGS, TOKENS
+from billing.ledger.tables import IS_CALL
 
 LONGEST_BY_CALL = 31  # days that are added up call by call
 CORRECTION = "correction"  # the status of what was booked by hand, among the rows
@@ -137,7 +138,7 @@ def _listed(columns: dict[str, str]) -> str:
 def _select(book: str, kinds: tuple[GroupBy | None, ...], of_all: bool) -> str:
     """Add up what was booked, by group, status and whether it came late: one pass over rows without number."""
     columns = [f"{_column(kind, place, book, book)} AS group{place}" for place, kind in enumerate(kinds)]
-    count = "count(*)" if book == "usage_records" else _whole("sum(calls)")
+    count = f"count(*) FILTER (WHERE {IS_CALL})" if book == "usage_records" else _whole("sum(calls)")
     late = "coalesce(booked_on, day) <> day AS is_late"
     amounts = _listed({name: _whole(f"sum({name})") for name in AMOUNTS})
     return (

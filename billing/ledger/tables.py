@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-from billing.core.records import COSTS, SAVINGS, TOKENS
+from billing.core.records import COSTS, HEDGE, SAVINGS, TOKENS
 
 metadata = MetaData(
     naming_convention={
@@ -55,6 +55,7 @@ def _moments(*names: str) -> list[Column[datetime]]:
     return [Column(name, DateTime(timezone=True), nullable=False) for name in names]
 
 
+IS_CALL = f"route_reason <> '{HEDGE}'"  # of rows: the second attempt at a call costs as a call does, and is none
 IS_OF_VALUE = "scope ~ '^(user|tag):'"  # billing.core.holds.OF_VALUES
 
 

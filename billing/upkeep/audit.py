@@ -19,7 +19,7 @@ from billing.core.edges import Database, fetch_within
 from billing.core.records import CHARGED
 from billing.ledger.ledger import ROLLUP_KEY, SUMS, memory_begins
 from billing.ledger.price_editions import compare_costs
-from billing.ledger.tables import IS_OF_VALUE
+from billing.ledger.tables import IS_CALL, IS_OF_VALUE
 from billing.upkeep.sweep import VALUES_KEPT, first_month
 from billing.upkeep.turns import database_moment
 
@@ -88,7 +88,8 @@ _KEY = ", ".join(ROLLUP_KEY)
 LINES = text(f"""
     WITH rows AS (
         SELECT {", ".join(f"{made} AS {name}" for name, made in ROLLUP_KEY.items())},
-               count(*) AS calls, {", ".join(f"CAST(sum({name}) AS bigint) AS {name}" for name in SUMS[1:])}
+               count(*) FILTER (WHERE {IS_CALL}) AS calls,
+               {", ".join(f"CAST(sum({name}) AS bigint) AS {name}" for name in SUMS[1:])}
         FROM usage_records WHERE day = :day GROUP BY {", ".join(ROLLUP_KEY.values())}
     ), daily AS (
         SELECT * FROM usage_daily WHERE day = :day

@@ -23,7 +23,7 @@ from billing.core.store_errors import POSTGRES_AWAY
 from billing.ledger.ledger import forget_days
 from billing.ledger.partitions import delete_stragglers, drop_partition, old_partitions
 from billing.ledger.series import forget_series, merge_parts, seal_days, seal_hours
-from billing.ledger.tables import IS_OF_VALUE
+from billing.ledger.tables import IS_CALL, IS_OF_VALUE
 from billing.quotas.lease_store import RESERVATIONS
 from billing.upkeep.turns import Turns
 
@@ -235,7 +235,7 @@ SUM_ASKED = text(f"""
         SELECT day, team_id, model_asked, tier, CASE
                    WHEN complexity IS NULL OR route_reason LIKE 'auto%' THEN -1
                    ELSE floor(CAST(complexity AS numeric) * 100) END AS score,
-               count(*) FILTER (WHERE status = ANY(CAST(:counted AS text[]))),
+               count(*) FILTER (WHERE status = ANY(CAST(:counted AS text[])) AND {IS_CALL}),
                {", ".join(f"sum({name})" for name in ASKED)}
         FROM usage_records
         WHERE day = (SELECT day FROM next) AND booked_on IS NULL

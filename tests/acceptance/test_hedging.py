@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import httpx
@@ -69,6 +70,15 @@ def ask(house: House, **more: Any) -> tuple[httpx.Response, dict[str, Any]]:
     return answer, house.record_of(answer)
 
 
+def counted(house: House) -> tuple[Any, ...]:
+    """Return today's requests by daily sums, by calls and by minutes, and what they cost."""
+    with house.client() as client:
+        of_day, by_call = client.get("/v1/usage").json(), client.get("/v1/usage?group_by=user").json()
+        charted = client.get("/v1/series?metric=requests").json()
+    requests = of_day["requests"], by_call["total"]["requests"], charted["total"]["requests"]["total"]
+    return (*requests, Decimal(of_day["cost_usd_exact"]))
+
+
 def beside(house: House, answer: httpx.Response) -> list[dict[str, Any]]:
     """Return the rows of second attempts of a call, once there is one."""
     ident, until = answer.headers["x-request-id"], time.monotonic() + 10
@@ -88,16 +98,21 @@ def attempts(row: dict[str, Any]) -> list[tuple[str, str]]:
 def test_the_next_target_answers_where_the_first_is_slow(
     hedging: House, upstreams: tuple[ScriptedUpstream, ScriptedUpstream]
 ) -> None:
-    """Its row tells both attempts; the first, cancelled, has its prompt in a row of its own."""
+    """Its row tells both attempts; the first, cancelled, has its prompt in a row of its own: it costs, and is no
+    request of a statement or a chart."""
     upstreams[0].script(SLOW)
+    before = counted(hedging)
     answer, row = ask(hedging)
     (lost,) = beside(hedging, answer)
+    after = counted(hedging)
 
     assert answer.status_code == 200 and "[DONE]" in answer.text
     assert (row["model_used"], row["status"]) == ("wide", "answered")
     assert attempts(row) == [("upstream", "hedge_lost"), ("other", "ok")]
     assert (lost["model_used"], lost["status"], lost["output_tokens"]) == ("small", "interrupted", 0)
     assert lost["input_tokens"] > 0 and lost["route_reason"] == "hedge" and float(lost["cost_usd"]) > 0
+    assert [new - old for new, old in zip(after[:-1], before[:-1], strict=True)] == [1, 1, 1]
+    assert after[-1] - before[-1] == Decimal(row["cost_usd_exact"]) + Decimal(lost["cost_usd_exact"])
 
 
 def test_a_first_token_in_time_asks_nobody_else(
