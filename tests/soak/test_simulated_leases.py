@@ -1,4 +1,4 @@
-# A million calls in simulated worlds, of which no two are alike; `make test` plays the first twenty.
+# A million calls in simulated worlds, of which no two are alike; `make test` plays the first ten.
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def test_a_million_calls_keep_the_books(piece: int, record_property: Callable[[s
 @pytest.mark.soak
 @pytest.mark.parametrize("plan", FEW, ids=["limits", "all faults"])
 def test_idle_room_comes_back_where_little_is_asked(plan: Plan) -> None:
-    """As `make test` plays six worlds of either."""
+    """As `make test` plays one world of either."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     try:
-        for seed in (*range(6, 12), *range(1000, 1200)):
+        for seed in range(1000, 1200):
             world = World(seed)
             world.play(story(world, plan))
     finally:
