@@ -72,17 +72,20 @@ def _leave_nothing_behind(house: House, upstream: ScriptedUpstream) -> Iterator[
     house.reset_breakers()
 
 
-ALL_PAIRS = list(product(PATHS, ("small", "claude", "gemini"), (False, True)))
+CLIENTS, MODELS = tuple(PATHS), ("small", "claude", "gemini")
+ALL_PAIRS = list(product(CLIENTS, MODELS, (False, True)))
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_fault(house: House, upstream: ScriptedUpstream, row: Row) -> None:
     """What the row says is what each client sees, whoever answers, and what the books say.
 
-    Each client meets each upstream, plain or streamed, by turns: in every fourth row, of which each has some of both.
+    Each row has an upstream of each format, as each reads a fault by itself; its client, and whether it is streamed,
+    go by turns: each pair has every fourth row.
     """
     turn = [*ROWS].index(row.script)
-    play(house, upstream, row, [one for place, one in enumerate(ALL_PAIRS) if (place // 2 + place % 2 + turn) % 4 == 0])
+    pairs = [(CLIENTS[(turn // 2 + n) % 2], model, (turn + n) % 2 == 1) for n, model in enumerate(MODELS)]
+    play(house, upstream, row, pairs)
 
 
 @pytest.mark.soak

@@ -19,6 +19,7 @@ from tests.support.tiny_model import TinyModel, write_tiny_model
 
 MIB = 1 << 20
 WITHIN = 1.0  # seconds
+BUSY = 5.0  # times as long as alone: a machine on which a body may take longer than its answer is waited for
 IN_PAIRS = ("an unclosed string", "nested arrays", "many messages", "words", "a picture")  # two at once
 MORE = """\
   wide: {provider: upstream, upstream_model: 'gpt-4o:tokens=1', context: 100000000, max_output: 64,
@@ -167,7 +168,8 @@ def test_beside_any_body_a_gateway_answers_others(name: str, gateway: tuple[str,
         headers["idempotency-key"] = "a"
     statuses, waited, slowness = beside(pulse_at_gateway, gateway[0] + path, headers, body(), copies(name))
 
-    assert statuses <= {200, 202, 400, 413}
+    late = {504} if slowness > BUSY else set[int]()  # the house gives an answer ten seconds
+    assert statuses <= {200, 202, 400, 413} | late
     assert waited < WITHIN * slowness
 
 

@@ -345,7 +345,7 @@ STOPS = dict(_stops())
 LIMITS = {"tokens_per_day": CAPS[TOKENS], "nanousd_per_day": CAPS[NANOUSD], "nanousd_per_month": CAPS["month"]}
 STARTED = tuple(limit(scope, CAPS) for scope in SCOPES)
 USED = (
-    take("a", 150, 1), take("b", 100, 1), give_back("a", 20), flush("a", "a", 1000), correct(10, 10),
+    take("a", 400, 1), take("b", 100, 1), give_back("a", 20), flush("a", "a", 1000), correct(10, 10),
 )  # fmt: skip
 VERBS = (
     take("a"), take("b", 200), give_back("a"), give_back("b", 40), flush("a", "a", 3000), flush("", "ba", 5000),
