@@ -24,6 +24,7 @@ class GeminiRules(Struct, frozen=True, kw_only=True):
     least_budget: int = 1  # tokens, where it thinks
     takes_json_with_tools: bool = False
     wants_signatures: bool = False  # calls of functions that are told again without one are refused
+    fetches: bool = False  # pictures and PDFs that lie elsewhere
 
 
 @lru_cache(256)
@@ -39,6 +40,6 @@ def rules_of(upstream_model: str) -> GeminiRules:
         return GeminiRules()
     if version < (3, 0):
         least = 128 if is_pro else 512 if "lite" in name else 1
-        return GeminiRules(takes_budget=True, can_be_off=not is_pro, least_budget=least)
+        return GeminiRules(takes_budget=True, can_be_off=not is_pro, least_budget=least, fetches=True)
     levels = ("low", "high") if is_pro and version < (3, 1) else EFFORTS[1:] if is_pro else EFFORTS
-    return GeminiRules(levels=levels, takes_json_with_tools=True, wants_signatures=True)
+    return GeminiRules(levels=levels, takes_json_with_tools=True, wants_signatures=True, fetches=True)

@@ -36,6 +36,11 @@ class Inline(Strict, frozen=True):
     data: Words
 
 
+class Fetched(Strict, frozen=True):
+    mime_type: Literal["image/bmp", "image/jpeg", "image/png", "image/webp", "application/pdf"]
+    file_uri: Annotated[str, Meta(pattern="^https://")]
+
+
 class Call(Strict, frozen=True):
     name: Name
     args: dict[str, Any]
@@ -51,6 +56,7 @@ class Result(Strict, frozen=True):
 class Part(Strict, frozen=True):
     text: Words | None = None
     inline_data: Inline | None = None
+    file_data: Fetched | None = None
     function_call: Call | None = None
     function_response: Result | None = None
     thought_signature: Words | None = None
@@ -177,7 +183,7 @@ def check_body(raw: bytes, model: str) -> dict[str, Any]:
 
 
 def _check_part(part: Part) -> None:
-    said = [part.text, part.inline_data, part.function_call, part.function_response]
+    said = [part.text, part.inline_data, part.file_data, part.function_call, part.function_response]
     if sum(one is not None for one in said) != 1:
         raise Violation("required oneof field 'data' must have one initialized field")
 

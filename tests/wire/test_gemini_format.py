@@ -17,6 +17,7 @@ from protocol.chat import (
     CacheControl,
     ChatReply,
     ChatRequest,
+    FilePart,
     Function,
     FunctionCall,
     ImagePart,
@@ -27,6 +28,7 @@ from protocol.chat import (
     Message,
     NamedFunction,
     NamedTool,
+    PdfFile,
     TextPart,
     ThinkingBlock,
     Tool,
@@ -272,7 +274,7 @@ UNSAYABLE: list[tuple[Any, str, str]] = [
     (chat(logprobs=True), "logprobs", "gemini-3-flash"),
     (chat(logit_bias={"1": -100}), "logit_bias", "gemini-3-flash"),
     (chat(tools=(tool,), response_format=JsonObjectFormat()), "response_format", "gemini-2.5-pro"),
-    (chat(Message("user", (ImagePart(ImageUrl("https://a/b.png")),))), "messages", "gemini-3-flash"),
+    (chat(Message("user", (ImagePart(ImageUrl("https://a/b.png")),))), "messages", "gemini-2.0-flash"),
     (CompletionRequest(model="m", prompt="Once"), "model", "gemini-3-flash"),
     (EmbeddingRequest(model="m", input=[1, 2]), "input", "gemini-embedding-001"),
 ]
@@ -337,3 +339,49 @@ def test_thinking_is_told_apart_from_words() -> None:
     assert isinstance(reply, ChatReply)
     assert (reply.choices[0].message.reasoning_content, reply.choices[0].message.content) == ("Hm.", "Yes.")
     assert [event.reasoning or event.text for event in events if isinstance(event, Delta)][:2] == ["Hm.", "Yes."]
+
+
+def of_file(url: str, kind: str) -> ChatRequest:
+    part = FilePart(PdfFile(url)) if kind == "application/pdf" else ImagePart(ImageUrl(url))
+    return chat(Message("user", (part, TextPart("Hi"))))
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("https://a.example/b.PNG?c=d.e", "image/png"),
+        ("https://a.example:8443/b", "image/jpeg"),
+        ("https://a.example/b.png", "application/pdf"),
+    ],
+)
+def test_a_file_that_lies_elsewhere_is_fetched_by_gemini(url: str, kind: str) -> None:
+    """From 2.5 on; a model before says so, and another target may be asked."""
+    parts = asked(of_file(url, kind))["contents"][0]["parts"]
+
+    assert parts[0] == {"fileData": {"mimeType": kind, "fileUri": url}}
+    with pytest.raises(UpstreamUnable, match="in base64") as raised:
+        GeminiFormat().build_request(asking(of_file(url, kind), target=target("gemini-2.0-flash")))
+    assert (raised.value.param, raised.value.moves_on) == ("messages", True)
+
+
+@pytest.mark.parametrize("kind", ["image/png", "application/pdf"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://generativelanguage.googleapis.com/v1beta/files/abc",
+        "https://STORAGE.googleapis.com/bucket/a.png",
+        "gs://bucket/a.png",
+        "files/abc",
+        "http://a.example/a.png",
+        "https://www.youtube.com/watch?v=abc",
+        "https://youtu.be/abc",
+        "https://youtu%2ebe/abc",
+        "https://ann@a.example/a.png",
+    ],
+)
+def test_files_of_the_account_and_films_are_refused_by_name(url: str, kind: str) -> None:
+    """The first are another team's, the second cost by the second and are held as one picture."""
+    with pytest.raises(UpstreamUnable, match="base64") as raised:
+        GeminiFormat().build_request(asking(of_file(url, kind), target=target("gemini-3-flash")))
+
+    assert (raised.value.param, raised.value.code, raised.value.moves_on) == ("messages", "invalid_image_url", True)

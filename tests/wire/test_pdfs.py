@@ -125,8 +125,8 @@ def test_a_text_as_a_document_is_told_as_words(name: str) -> None:
 
 
 @pytest.mark.parametrize("asked", [message({"type": "url", "url": "https://a/b"}), response(file_url="https://a/b")])
-def test_a_pdf_that_lies_elsewhere_goes_to_claude_alone(asked: Asking) -> None:
-    """The others fetch none; each says so, and another target may."""
+def test_a_pdf_that_lies_elsewhere_goes_to_claude_and_newer_geminis_alone(asked: Asking) -> None:
+    """The others fetch none; each says so, and another target may (test_gemini_format.py)."""
     assert parts_told("anthropic", asked)[0]["source"] == {"type": "url", "url": "https://a/b"}
     for name in ("openai", "gemini", "bedrock"):
         with pytest.raises(UpstreamUnable, match="in base64") as caught:

@@ -8,6 +8,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from gateway.egress.urls import BadUrl, read_url
 from gateway.model_facts.gemini_models import BUDGETS, EFFORTS, GeminiRules, rules_of
 from gateway.upstreams.gemini.schema import gemini_schema
 from gateway.upstreams.wire.errors import UpstreamRefused
@@ -40,6 +41,9 @@ SAYS_NOTHING = ("type", "$schema", "title", "description")  # words of a schema 
 SAFE = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.:-]{0,63}")  # names of functions
 STRANGE = re.compile(r"[^a-zA-Z0-9_-]")
 KEPT = 40  # characters of a name that is too long, or not safe
+FETCHED = ("bmp", "png", "webp")  # endings of pictures that are fetched by their kind; others as JPEG
+LONGEST_URL = 16 * 1024  # characters: signed ones are long
+GOOGLES = re.compile(r"(?:^|\.)(?:(?:googleapis|google|googleusercontent|youtube|youtube-nocookie)\.com|youtu\.be)$")
 MODES = {"none": "NONE", "auto": "AUTO", "required": "ANY"}
 # Stands for the signature of a call that another model made, or whose client did not keep it (Google, "Thought
 # signatures"): without any, the newer models refuse the conversation.
@@ -52,7 +56,7 @@ def content_body(request: ChatRequest, model: str, max_output: int) -> tuple[Blo
     refuse_openais_own(request)
     rules = rules_of(model)
     body: Block = {"contents": _contents(request.messages, rules)}
-    if instructions := list(_instructions(request.messages)):
+    if instructions := list(_instructions(request.messages, rules)):
         body["systemInstruction"] = {"parts": instructions}
     if request.tools:
         body["tools"] = [{"functionDeclarations": [_declaration(tool) for tool in request.tools]}]
@@ -84,11 +88,11 @@ def _left_out(request: ChatRequest) -> Iterator[str]:
     yield from (name for name, is_asked in asked.items() if is_asked)
 
 
-def _instructions(messages: Iterable[Message]) -> Iterator[Block]:
+def _instructions(messages: Iterable[Message], rules: GeminiRules) -> Iterator[Block]:
     """Yield the parts of the instructions, from wherever they stand: their only place here is beside the turns."""
     for message in messages:
         if message.role in ("system", "developer"):
-            yield from _parts(message)
+            yield from _parts(message, rules)
 
 
 def _contents(messages: Iterable[Message], rules: GeminiRules) -> list[Block]:
@@ -119,17 +123,17 @@ def _turn(message: Message, names: Mapping[str, str], rules: GeminiRules) -> lis
             ident = message.tool_call_id or ""
             answer: Block = {"name": safe_name(names.get(ident) or message.name or "tool")}
             answer |= {"id": ident, "response": {"output": message.text()}}
-            pictures = [part for part in _parts(message) if "text" not in part]
+            pictures = [part for part in _parts(message, rules) if "text" not in part]
             return [{"functionResponse": answer}, *pictures]
         case "assistant":
             calls = [_call(call) for call in message.tool_calls or ()]
             if calls and (signature := geminis(message.thinking_blocks or ()) or (rules.wants_signatures and UNSIGNED)):
                 calls[0]["thoughtSignature"] = signature  # of calls made at once, the first has it for all
-            return [*_parts(message), *calls]
-    return list(_parts(message))
+            return [*_parts(message, rules), *calls]
+    return list(_parts(message, rules))
 
 
-def _parts(message: Message) -> Iterator[Block]:
+def _parts(message: Message, rules: GeminiRules) -> Iterator[Block]:
     """Yield the parts of a message's content. An empty text is left out: it would be refused."""
     parts = (TextPart(message.content),) if isinstance(message.content, str) else message.content or ()
     for part in parts:
@@ -138,31 +142,49 @@ def _parts(message: Message) -> Iterator[Block]:
                 if text:
                     yield {"text": text}
             case ImagePart(image):
-                yield {"inlineData": _image(image.url)}
+                yield _image(image.url, rules)
             case FilePart(file):
-                yield {"inlineData": _pdf(file.url)}
+                yield _pdf(file.url, rules)
             case AudioPart(heard):
                 yield {"inlineData": {"mimeType": f"audio/{heard.format}", "data": heard.data}}
     if message.refusal:
         yield {"text": message.refusal}
 
 
-def _image(url: str) -> Block:
-    """Return a picture that came along."""
+def _image(url: str, rules: GeminiRules) -> Block:
+    """Return a picture that came along, or where it lies."""
     if (found := IMAGE.fullmatch(url)) is not None:
-        return {"mimeType": found[1].lower(), "data": found[2]}
+        return {"inlineData": {"mimeType": found[1].lower(), "data": found[2]}}
     if url[:5].lower() == "data:":
         words = "An image is a data URL in base64, such as data:image/png;base64,…"
         raise UpstreamRefused(words, outcome="unsayable", param="messages", code="invalid_image_url")
-    words = "The model that answers here fetches no images. Send them as data URLs in base64."
-    raise Unsayable(words, param="messages", code="invalid_image_url")
+    ending = url.partition("?")[0].rpartition(".")[2].lower()
+    return _elsewhere(url, f"image/{ending if ending in FETCHED else 'jpeg'}", rules)
 
 
-def _pdf(url: str) -> Block:
-    """Return a PDF that came along."""
+def _pdf(url: str, rules: GeminiRules) -> Block:
+    """Return a PDF that came along, or where it lies."""
     if url.startswith(PDF):
-        return {"mimeType": "application/pdf", "data": url.removeprefix(PDF)}
-    raise Unsayable("The model that answers here fetches no PDFs. Send them in base64.", param="messages")
+        return {"inlineData": {"mimeType": "application/pdf", "data": url.removeprefix(PDF)}}
+    return _elsewhere(url, "application/pdf", rules)
+
+
+def _elsewhere(url: str, kind: str, rules: GeminiRules) -> Block:
+    """Return a file that the upstream fetches. Raises Unsayable for one of the provider's account, which is no
+    caller's, and for a film, whose length nothing bounds: both lie at Google."""
+    if not rules.fetches:
+        words = "The model that answers here fetches no images or PDFs. Send them in base64."
+        raise Unsayable(words, param="messages", code="invalid_image_url")
+    try:
+        found = read_url(url, LONGEST_URL)
+        is_googles = GOOGLES.search(found.host) is not None
+    except BadUrl as exc:
+        words = f"The URL of an image or a PDF {exc}. Send a public https URL, or the file itself in base64."
+        raise Unsayable(words, param="messages", code="invalid_image_url") from None
+    if is_googles or found.scheme != "https":
+        words = "Images and PDFs lie at public https URLs, and not at Google's: no files of its accounts are read here,"
+        raise Unsayable(f"{words} nor films. Send them in base64.", param="messages", code="invalid_image_url")
+    return {"fileData": {"mimeType": kind, "fileUri": url}}
 
 
 def _call(call: ToolCall) -> Block:
