@@ -20,7 +20,7 @@ from gateway.moderation.classifier.plain import plain
 from gateway.moderation.moderator import Moderator
 from gateway.moderation.redaction import Redactor, redacted_call
 from gateway.moderation.rules.rules import Place, end_of_open, end_so_far, places_by_rules
-from gateway.moderation.texts import said_by, texts_of_reply, tools_given
+from gateway.moderation.texts import said_by, texts_of, texts_of_reply, tools_given
 from gateway.upstreams.wire.signatures import is_claudes
 from protocol.chat import ChatReply, ThinkingBlock
 from protocol.completions import CompletionReply
@@ -49,7 +49,11 @@ def output_redaction_of(moderator: Moderator, call: Call, target: Target) -> Rep
     names = call.redacted
     if names is None and (asked := policy.redacted_groups("input")):  # a line of a batch that its provider has answered
         names = redacted_call(call, asked)[0].redacted
-    return OutputRedaction(moderator, call, Redactor(groups, names))
+    redactor = Redactor(groups, names)
+    if names is None:
+        for text in texts_of(call.request, call.extra, call.as_message or call.shown):
+            redactor.note_marks(text)
+    return OutputRedaction(moderator, call, redactor)
 
 
 class OutputRedaction(ReplyHook):
@@ -128,9 +132,9 @@ class _Choice:
         while self._held:
             delta, pieces = self._held[0]
             for _, text, piece in pieces:
-                if piece.left and text is not self._current and self._said - text.left_at >= LOOKBACK:
+                if not piece.is_settled and text is not self._current and self._said - text.left_at >= LOOKBACK:
                     text.look(is_over=True)
-            if any(piece.left for _, _, piece in pieces):
+            if not all(piece.is_settled for _, _, piece in pieces):
                 break
             self._held.popleft()
             if (left := self._rewritten(delta, {kind: piece for kind, _, piece in pieces})) is not None:
@@ -196,15 +200,35 @@ def _text(data: Raw) -> str | None:
 
 
 class _Piece:
-    """What one delta adds to a text. ``left``: what of it is not settled yet; ``said``: what leaves of the rest."""
+    """What one delta adds to a text: ``came`` of it, and what leaves of it as far as it is settled, ``said``."""
 
-    __slots__ = ("came", "is_cut", "left", "said")
+    __slots__ = ("_at", "_text", "came", "is_cut", "said")
 
     def __init__(self, came: str) -> None:
-        self.came = came
-        self.left = came
+        self.came = self._text = came
+        self._at = 0  # characters that are settled
         self.said: list[str] = []
         self.is_cut = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all of it is."""
+        return self._at >= len(self._text)
+
+    @property
+    def left(self) -> str:
+        """What of it is not settled yet."""
+        return self._text[self._at :]
+
+    @left.setter
+    def left(self, text: str) -> None:
+        self._text, self._at = text, 0
+
+    def settle(self, size: int) -> str:
+        """Return the next characters, settled now: nothing else of it is touched, as it may have very many finds."""
+        part = self._text[self._at : self._at + size]
+        self._at += len(part)
+        return part
 
 
 class _Text:
@@ -284,7 +308,7 @@ class _Text:
         self._settle(start - begun)
         goes_on = place.start < begun and self._was_cut
         name = "" if goes_on else self._redactor.name_of(place.name, place.group, said[place.start : place.end])
-        while not self._pieces[0].left:
+        while self._pieces[0].is_settled:
             self._pieces.popleft()
         self._pieces[0].said.append(name)
         self._drop(place.end - start)
@@ -316,9 +340,8 @@ class _Text:
         """Yield the next characters with their pieces, and count them as settled."""
         while size > 0:
             piece = self._pieces[0]
-            part, piece.left = piece.left[:size], piece.left[size:]
-            size -= len(part)
-            if not piece.left:
+            size -= len(part := piece.settle(size))
+            if piece.is_settled:
                 self._pieces.popleft()
             if part:
                 self._before = (self._before + part)[-CONTEXT:]

@@ -53,7 +53,7 @@ def redacted_call(call: Call, groups: frozenset[str]) -> tuple[Call, list[Findin
     changes = {"extra": redactor.take_out(call.extra)}
     changes |= {name: redactor.request(getattr(call, name)) for name in ("native", "shown", "request")}
     found = redactor.findings()
-    return (replace(call, **changes, redacted=redactor.names) if found else call), found
+    return (replace(call, **changes, redacted=redactor.names) if redactor.names else call), found
 
 
 def unmarked(text: str) -> str:
@@ -70,7 +70,8 @@ class Redactor:
         self.names = dict(names or {})
         self.groups = groups
         self._found: set[tuple[str, str]] = set()
-        self._numbers = Counter(name for name, _ in self.names)
+        self._marks = set(self.names.values())
+        self._numbers = Counter[str]()  # of each rule, the last that was given
 
     def findings(self) -> list[Finding]:
         """Return what was taken out so far."""
@@ -125,6 +126,7 @@ class Redactor:
         """Return a text without finds; where they hide behind look-alikes, as its reader sees it."""
         if PICTURE.match(text) is not None:
             return text
+        self.note_marks(text)
         said = self._replaced(text)
         shown = plain(said)
         return said if shown == said or (seen := self._replaced(shown)) == shown else seen
@@ -141,11 +143,11 @@ class Redactor:
         """Return a text without finds; ``None``, and nothing is noted, where it was JSON and would be none."""
         if text.lstrip(" \t\r\n")[:1] not in ("{", "["):
             return self._cut(text)
-        noted = self.names.copy(), self._found.copy(), self._numbers.copy()
+        noted = self.names.copy(), self._found.copy(), self._numbers.copy(), self._marks.copy()
         said = self._cut(text)
         if said is text or _document(text) is None or _document(said) is not None:
             return said
-        self.names, self._found, self._numbers = noted
+        self.names, self._found, self._numbers, self._marks = noted
         return None
 
     def _cut(self, text: str) -> str:
@@ -160,10 +162,21 @@ class Redactor:
         self._found.add((name, group))
         find = name, found[:LONGEST_KNOWN]
         known = self.names.get(find)
-        if known is None:
+        while known is None:
             self._numbers[name] += 1
-            known = self.names[find] = f"[redacted {name} {self._numbers[name]}]"
+            mark = f"[redacted {name} {self._numbers[name]}]"
+            if mark not in self._marks:
+                self._marks.add(mark)
+                known = self.names[find] = mark
         return known
+
+    def note_marks(self, text: str) -> None:
+        """Give none of the marks in a text to another find: an answer of an earlier turn had names of its own."""
+        if "[redacted " in text:
+            for mark in _MARK.finditer(text):
+                if mark[1] in _NAMES and mark[0] not in self._marks:
+                    self._marks.add(mark[0])
+                    self.names[mark[1], mark[0]] = mark[0]
 
     def _struct(self, struct: Any, kept: frozenset[str]) -> Any:
         changes = {}

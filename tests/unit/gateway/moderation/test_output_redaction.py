@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -280,6 +280,46 @@ async def test_an_answer_goes_on_with_the_names_of_its_request(guarding: Guardin
     out = [*hook.delta(Delta(text="No, bo@example.com is, not anna@example.com.")), *hook.delta(END)]
 
     assert "".join(delta.text for delta in out) == "No, [redacted email 2] is, not [redacted email 1]."
+
+
+@pytest.mark.parametrize(("redacts", "names"), [("both", (3, 4)), ("output", (0, 3))])
+async def test_a_name_of_an_earlier_turn_is_given_to_nobody_else(
+    guarding: Guarding, redacts: Literal["both", "output"], names: tuple[int, int]
+) -> None:
+    """The answer of that turn found somebody of its own, of whom the next request has the name alone."""
+    guarding.moderator.follow(replace(REDACTS, redacts=redacts))
+    said = ("user", "Is anna@example.com there?"), ("assistant", "No. [redacted email 2] and [redacted email 1] are.")
+    turns = [Message(role=role, content=words) for role, words in (*said, ("user", "And cy@example.com?"))]
+    call = await guarding.moderator.redacted(guarding.call(ChatRequest(model="small", messages=tuple(turns))))
+    hook = output_redaction_of(guarding.moderator, call, TARGET)
+    out = [*hook.delta(Delta(text="No, but bo@example.com is.")), *hook.delta(END)]
+
+    assert isinstance(call.request, ChatRequest)
+    if redacts == "both":
+        assert call.request.messages[-1].content == f"And [redacted email {names[0]}]?"
+    assert "".join(delta.text for delta in out) == f"No, but [redacted email {names[1]}] is."
+
+
+class _Copied(str):
+    """A text that counts what of it is copied."""
+
+    __slots__ = ()
+    copied = 0
+
+    def __getitem__(self, key: Any) -> _Copied:
+        part = _Copied(super().__getitem__(key))
+        _Copied.copied += len(part)
+        return part
+
+
+async def test_a_long_piece_with_many_finds_is_copied_no_more_than_a_few_times(guarding: Guarding) -> None:
+    """Each find used to copy all that is behind it: 3 s of the event loop for one delta of 1 MB."""
+    said = "".join(f"and then user{number}@example.com. " for number in range(300))
+    hook = hook_of(guarding)
+    out = [*hook.delta(Delta(text=_Copied(said))), *hook.delta(END)]
+
+    assert "".join(delta.text for delta in out).count("[redacted email ") == 300
+    assert len(said) <= _Copied.copied <= 4 * len(said)
 
 
 async def test_requests_alone_are_redacted_unless_answers_are_named(guarding: Guarding) -> None:
