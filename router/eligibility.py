@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from billing.core.money import to_text
+from billing.core.prices import UNIT_PRICES
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
 from protocol.embeddings import RerankRequest
@@ -18,11 +19,12 @@ from router.catalog.catalog import Catalog
 from router.catalog.errors import ContextTooShort, CostLimitTooLow, LacksCapability, NoTargetFits
 from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import Capability, ModelSpec, Tier
-from router.prompt_size.bounds import cost_most
+from router.prompt_size.bounds import cost_most, hosted_most
 from router.prompt_size.prompt_bounds import PromptBound, bound_prompt
 from router.prompt_size.prompt_lengths import prompt_characters, prompt_tokens_least
 
 NAMED = 10  # models that a refusal names
+PRICE_OF = dict(UNIT_PRICES)  # the field of a price, by the unit of a usage
 
 
 class Needs(Struct, frozen=True, kw_only=True):
@@ -153,7 +155,9 @@ def _others(needs: Needs, options: RoutingOptions, catalog: Catalog) -> str:
     """Say which models of the catalogue could serve the request and are the team's to use."""
     usable = [model for model in catalog.models.values() if options.may_use(model.name)]
     needs = needs_of(needs.request, options, usable) if usable else needs  # measured again, up to the widest context
-    names = [model.name for model in usable if can_serve(model, needs)]
+    prices = [PRICE_OF[unit] for unit in hosted_most(needs.request)]  # a tool without one is run by no provider
+    able = [model for model in usable if can_serve(model, needs)]
+    names = [model.name for model in able if all(getattr(model.price, kind) is not None for kind in prices)]
     return f"Models that can: {some_of(names)}." if names else "No model that this team may use can."
 
 

@@ -9,13 +9,11 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from billing.core.pictures import fitting
-from billing.core.prices import UNIT_PRICES
 from gateway.core.settings import EVERY_TEAM
 from gateway.upstreams.wire.base import Asking
 from gateway.upstreams.wire.unsayable import Unsayable
 from protocol.responses import HOSTED, HOSTED_FIELDS, ResponsesTool
-
-PRICE_OF = dict(UNIT_PRICES)  # the field of a price, by the unit of a usage
+from router.eligibility import PRICE_OF
 
 
 def tools_allowed(tools: tuple[ResponsesTool, ...], asking: Asking) -> Iterator[ResponsesTool]:

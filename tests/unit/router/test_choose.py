@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from billing.core.money import to_nano
 from billing.core.prices import LaterPrice, Price
-from protocol.chat import ChatRequest, ImagePart, ImageUrl, JsonObjectFormat, Message, TextPart, Tool
+from protocol.chat import ChatRequest, HostedTool, ImagePart, ImageUrl, JsonObjectFormat, Message, TextPart, Tool
 from protocol.chat import Function as ToolFunction
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
@@ -462,6 +462,16 @@ def test_a_refusal_names_what_is_lacking_and_who_could(request_: Request, lacks:
     assert (caught.value.status, caught.value.code, caught.value.param) == (400, "unsupported_parameter", param)
     assert f"lacks {lacks}." in caught.value.message
     assert caught.value.message.endswith("Models that can: able.")
+
+
+def test_a_refusal_names_no_model_that_would_refuse_the_search_too() -> None:
+    """What a search costs there is not known, so none is run."""
+    priced = Price(input=to_nano(1), output=to_nano(1), web_search=to_nano("0.01"))
+    able = model("able", capabilities=EVERYTHING), model("searches", capabilities=EVERYTHING, price=priced)
+
+    with pytest.raises(LacksCapability, match=r"Models that can: searches\.$"):
+        search = HostedTool(ToolFunction("web_search"), most=1)
+        choose_route(chat("plain", tools=(search,)), RoutingOptions(), catalog(model("plain"), *able), {}, easy)
 
 
 def test_a_refusal_names_ten_models_of_many() -> None:
