@@ -146,6 +146,21 @@ def test_flood_of_one_tenant_leaves_anothers_part_of_host_memory() -> None:
     assert [where(blocks, key) for key in prompt] == [(True, False)] * 3 + [(False, True)] * 3 + [(False, False)] * 2
 
 
+def test_what_another_drove_from_the_device_takes_the_room_of_its_owner_on_the_host() -> None:
+    """Not of who drove it away: that has its own part there, which goes to nobody else's blocks."""
+    blocks = BlockManager(2, BLOCK, 2, num_host_blocks=4)
+    for tenant in ("quiet", "loud"):
+        blocks.note_request(tenant, 1.0)
+    for tenant, keys in (("loud", [b"1"]), ("loud", [b"2", b"3"]), ("quiet", [b"x", b"y"])):
+        cache(blocks, tenant, *keys)
+    blocks.host.take(3, "loud")  # all but one are a sequence's now
+    assert where(blocks, b"2") == (False, True)
+
+    cache(blocks, "loud", b"4", b"5")
+
+    assert [where(blocks, key) for key in (b"2", b"x", b"y")] == [(False, True), (False, False), (False, False)]
+
+
 @pytest.mark.parametrize("is_back", [True, False])
 def test_a_block_that_came_back_from_the_host_outlasts_a_scan(is_back: bool) -> None:
     """It is given away after newer ones that were seen once: by the device, and then by the host, too."""
