@@ -99,10 +99,14 @@ OLDEST = f"""
     )) RETURNING *
 """  # noqa: S608  (columns are ours)
 
-# Hours of all teams of the oldest day there is that no day has.
+# Hours of all teams of the oldest day there is that no day has. Not while processes of two versions live: the older may
+# know no days, and would show none that are over.
 OLDEST_DAY = f"""
     DELETE FROM usage_series WHERE step = {HOUR_OF_ALL} AND at < :until AND at < (
         SELECT date_trunc('day', min(at), 'UTC') + interval '1 day' FROM usage_series WHERE step = {HOUR_OF_ALL}
+    ) AND 1 >= (
+        SELECT count(DISTINCT version) FROM owners
+        WHERE version <> '' AND ended_at IS NULL AND seen_at > clock_timestamp() - interval '1 minute'
     ) RETURNING *
 """  # noqa: S608  (columns are ours)
 

@@ -242,8 +242,8 @@ async def test_a_point_has_the_calls_of_its_minute(database: Database) -> None:
 
 
 async def test_merging_changes_no_answer(database: Database) -> None:
-    """Parts of a minute become one row, minutes hours, hours days; sums and percentiles stay what they were. What comes
-    late is added, to its hour and its day."""
+    """Parts of a minute become one row, minutes hours, hours days once no older process lives that knows no days; sums
+    and percentiles stay what they were. What comes late is added, to its hour and its day."""
     alike = {"team_id": "t", "key_id": "k", "tier": "batch", "route_reason": "named"}
     await book(database, [replace(record, **alike) for record in mixed(300)], parts=6)
     span = {"metric": "requests,cached,cost_usd,first_token_ms,total_ms", "step": "hour", "by": "provider"}
@@ -257,6 +257,12 @@ async def test_merging_changes_no_answer(database: Database) -> None:
 
     in_all, by_day = await ask(database, **span | {"by": "model"}), await ask(database, **span | {"step": "day"})
     by_minute = await ask(database, metric="cost_usd,total_ms", step="minute", since="2026-04-04T18:30:00Z")
+    async with database.begin() as connection:
+        await connection.execute(TWO_VERSIONS)
+    await roll_up(database, NOW + timedelta(days=3))
+    assert await count(database, DAY_OF_ALL) == 0 < await count(database, HOUR_OF_ALL)
+    async with database.begin() as connection:
+        await connection.execute(text("UPDATE owners SET ended_at = now() WHERE version = '1.0'"))
     await roll_up(database, NOW + timedelta(days=3))
 
     assert await ask(database, **span) == before
@@ -390,6 +396,10 @@ REFUSED_CALLS = text("""
 # How often the calls were looked through in this transaction.
 SCANS = text(r"""
     SELECT sum(seq_scan + coalesce(idx_scan, 0)) FROM pg_stat_xact_user_tables WHERE relname LIKE 'usage\_records%'
+""")
+TWO_VERSIONS = text("""
+    INSERT INTO owners (id, started_at, seen_at, watermark, version)
+    SELECT version, now(), now(), now(), version FROM unnest(ARRAY['1.0', '1.1', '']) AS version
 """)
 CORRECTION = text("""
     INSERT INTO corrections (id, team_id, day, booked_on, input_tokens, output_tokens, cost_nanousd, reason, actor,
