@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -38,6 +39,7 @@ from tests.support.receiver import Receiver, receiving
 from tests.support.waiting import until
 
 TEAM = "batch-team"
+EXECUTABLE = Path(sys.executable).parent / "tollgate"  # as it is installed
 
 
 @pytest.fixture(scope="module")
@@ -637,7 +639,7 @@ def test_a_batch_is_submitted_and_watched_from_a_shell(
     submit = shell("submit", str(path), "--team", TEAM, "--wait")
     batch_id = submit.stdout.strip()
     status = json.loads(shell("status", batch_id, "--format", "json").stdout)
-    results = shell("results", batch_id)
+    results = run_batch(EXECUTABLE, house, "results", batch_id, key=key if over_http else None)
     refused = shell("submit", str(faulty), "--team", TEAM, "--wait")
 
     assert submit.returncode == 0, submit.stderr
