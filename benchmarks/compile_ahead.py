@@ -211,6 +211,8 @@ def _attention() -> Iterator[Variant]:
         ("decode, GPT-OSS, sinks, split", 64, 8, 64, 1, 16, "bf16", 0),
         ("chunk, GPT-OSS, sinks", 64, 8, 64, 512, 1, "bf16", 0),
         ("chunk, GPT-OSS, sinks and window", 64, 8, 64, 512, 1, "bf16", 128),
+        ("decode, Llama 4, chunks", 40, 8, 128, 1, 1, "bf16", -8192),
+        ("chunk, Llama 4, chunks, split", 40, 8, 128, 512, 16, "bf16", -8192),
         ("decode, 8B, float32", 32, 8, 128, 1, 16, "fp32", 0),
         ("decode, head_dim 256, float32", 8, 4, 256, 1, 16, "fp32", 0),
         ("chunk, 8B, float32", 32, 8, 128, 512, 1, "fp32", 0),
@@ -222,7 +224,7 @@ def _attention() -> Iterator[Variant]:
         shape = paged_attention.tile_shape(queries * heads // kv_heads, dim, wide, narrow, fixed)
         common = {
             "HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "DIM_PADDED": triton.next_power_of_2(dim),
-            "ROWS": shape.rows, "TILE": shape.tile, "WINDOWED": window > 0, "FIXED": fixed,
+            "ROWS": shape.rows, "TILE": shape.tile, "WINDOWED": 2 if window < 0 else int(window > 0), "FIXED": fixed,
             "SINKS": "sinks" in name, "AHEAD": "pictures" in name,
         }  # fmt: skip
         types = pointers | {"query": f"*{query}", "kv_cache": f"*{cache}", "part": "*fp32" if splits > 1 else "*bf16"}

@@ -46,7 +46,7 @@ class Placement:
             max_model_len,
             self.device,
             self.dtype,
-            window=max(model.windows),
+            window=model.window,
             batch_invariant=self.batch_invariant,
         )
 

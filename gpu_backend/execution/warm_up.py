@@ -60,7 +60,7 @@ def compile_attention_for(
     from gpu_backend.kernels.triton_ops.latent_attention import latent_attention
     from gpu_backend.kernels.triton_ops.paged_attention import Launch, only_compile, paged_attention, run
 
-    of_window = {window > 0: window for window in model.windows}
+    of_window = {(window > 0, window < 0): window for window in model.windows}
     samples = list(layouts.samples(model.vision is not None and model.vision.both_ways))
     longest = max(layout.max_query_len for layout in samples)
     query = torch.zeros((longest, model.num_heads, model.head_dim), dtype=dtype, device=kv_cache.device)

@@ -103,7 +103,8 @@ class Roofline:
                 multiplying += work.pairs * pair
                 continue
             for step in steps:
-                seen, count = min(step.start, window - 1), len(step.token_ids)
+                seen = min(step.start, window - 1) if window > 0 else step.start % -window
+                count = len(step.token_ids)
                 reading += (seen + count) * key
                 multiplying += count * (seen + 1) * pair  # at least
         return max(reading, multiplying)

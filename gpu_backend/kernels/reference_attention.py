@@ -13,7 +13,7 @@ from torch import Tensor
 from gpu_backend.kernels.layout.grouping import AttentionGroup
 from gpu_backend.kernels.layout.paged import PagedLayout
 from gpu_backend.kernels.layout.quantized_kv import KvScales, load_kv
-from gpu_backend.kernels.layout.scoring import Scoring
+from gpu_backend.kernels.layout.scoring import Scoring, first_seen
 from gpu_backend.kernels.reference import soft_cap_
 
 MOST_HEADS_AT_ONCE = 4  # key heads, in decodes
@@ -57,7 +57,7 @@ def _attend_padded(
     ends = layout.context_lens[:, None] - torch.arange(width - 1, -1, -1, device=query.device)
     visible = places < ends[..., None]  # (sequences, width, context)
     if scoring.window:
-        visible &= places >= ends[..., None] - scoring.window
+        visible &= places >= first_seen(ends[..., None] - 1, scoring.window)
     kv = kv.masked_fill(~visible.any(1)[:, :, None, None, None], 0)  # what is not a number stays so behind a mask
     key, value = kv[:, :, 0].transpose(1, 2), kv[:, :, -1].transpose(1, 2)
     mask = torch.zeros(visible.shape, dtype=query.dtype, device=query.device).masked_fill_(~visible, -torch.inf)

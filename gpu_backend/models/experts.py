@@ -41,6 +41,7 @@ class Experts:
     router_bias: Tensor | None = None  # (experts,): of its logits
     biases: tuple[Tensor, Tensor] | None = None  # (experts, outputs) of both
     zeros: tuple[Tensor, Tensor] | None = None  # (experts, outputs, groups): what whole numbers count from
+    scales_inputs: bool = False  # shares are sigmoids, of what goes into an expert
     clamp: tuple[float, float] | None = None  # what ``reference_experts.clamped_swiglu`` takes; None: SiLU
 
     def of_norm(self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
@@ -50,8 +51,12 @@ class Experts:
         shares, chosen = ops.choose_experts(
             logits, self.per_token, self.is_normalised, self.bias, self.factor, *self.groups
         )
+        taken = normed
+        if self.scales_inputs:  # each of a token's experts has an input of its own, and what comes out is added
+            taken = (normed * logits.t().gather(0, chosen.long()).sigmoid()[..., None]).flatten(0, 1)
+            shares, chosen = torch.ones_like(shares).view(1, -1), chosen.view(1, -1)
         mixed = ops.mix_experts(
-            normed,
+            taken,
             self.gate_up,
             self.down,
             shares,
@@ -62,6 +67,8 @@ class Experts:
             batch_invariant=self.batch_invariant,
             zeros=self.zeros,
         )
+        if self.scales_inputs:
+            mixed = mixed.view(self.per_token, *normed.shape).sum(0)
         if self.shared is None:
             return mixed, summed
         added = self.shared(normed)
@@ -78,6 +85,8 @@ def load_experts(config: ModelConfig, weights: WeightSource, prefix: str) -> Exp
     if shape.clamp is not None:
         return _load_clamped(config, shape, weights, prefix)
     _check_format(weights)
+    if shape.scales_inputs and hidden in (shape.intermediate_size, 2 * shape.intermediate_size):
+        raise UnsupportedModel(f"experts of {hidden} × {shape.intermediate_size}: which are inputs, shapes do not tell")
     pair = _load_pair(weights, f"{prefix}.experts.0", hidden, shape.intermediate_size)
     stacks = [_stack_of(product, shape.number) for product in pair]
     zeros: list[list[Tensor | None]] = [[], []]
@@ -101,6 +110,7 @@ def load_experts(config: ModelConfig, weights: WeightSource, prefix: str) -> Exp
         batch_invariant=weights.linear.batch_invariant,
         bias=weights.get_scales(f"{prefix}.gate.e_score_correction_bias", shape.number) if shape.is_sigmoid else None,
         factor=shape.factor,
+        scales_inputs=shape.scales_inputs,
         groups=(shape.groups, shape.most_groups),
         shared=Mlp(*_load_pair(weights, shared, hidden, shape.shared_size)) if shape.shared_size else None,
         shared_gate=weights.get(gate, 1, hidden) if shape.gates_shared else None,

@@ -74,6 +74,9 @@ def _load_attention(
     if config.qk_norm == "head":
         query_norm, key_norm = (_load_norm(config, weights, f"{prefix}.{of}_norm", config.head_dim) for of in "qk")
         qk_norm = torch.cat([query_norm.expand(config.num_heads, -1), key_norm.expand(config.num_kv_heads, -1)])
+    elif config.qk_norm == "turned" and (turns := config.ropes[own]) is not None and turns.share:
+        heads = config.num_heads + config.num_kv_heads
+        qk_norm = weights.get("model.norm.weight", config.hidden_size).new_ones(heads, config.head_dim)
     elif config.qk_norm == "width":
         width_norms = tuple(
             _load_norm(config, weights, f"{prefix}.{of}_norm", size) for of, size in (("q", queries), ("k", keys))

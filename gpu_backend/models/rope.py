@@ -50,9 +50,9 @@ def rope_table(rope: RopeConfig | None, head_dim: int, num_positions: int, like:
     sin = F.pad(angles.sin() * rope.attention_factor, behind)
     queries = None
     if rope.query_beta:
-        contexts = (positions / rope.original_max_position).floor()
+        contexts = ((positions + rope.query_ahead) / rope.original_max_position).floor()
         queries = (1 + rope.query_beta * contexts.log1p())[:, None, None].to(like)
-    return RopeTable(cos.to(like), sin.to(like), turned, rope.interleaved, queries, _axes(rope, like))
+    return RopeTable(cos.to(like), sin.to(like), turned or head_dim, rope.interleaved, queries, _axes(rope, like))
 
 
 def _axes(rope: RopeConfig, like: Tensor) -> Tensor | None:

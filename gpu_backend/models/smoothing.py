@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_backend.kernels import reference
+from gpu_backend.kernels.layout.scoring import first_seen
 from gpu_backend.kernels.reference_attention import dot_products
 from gpu_backend.models.layers import Attention, Decoder, DecoderLayer, Mlp
 from gpu_backend.models.linear import Product
@@ -142,7 +143,9 @@ def _attend(attention: Attention, qkv: Tensor, passage: Passage) -> Tensor:
     )
     places = torch.arange(len(qkv), device=qkv.device)
     back = places[:, None] - places
-    hidden = (back < 0) | (back >= (attention.scoring.window or len(qkv)))
+    hidden = back < 0
+    if attention.scoring.window:
+        hidden |= places < first_seen(places, attention.scoring.window)[:, None]
     mask = torch.zeros_like(back, dtype=qkv.dtype).masked_fill_(hidden, -torch.inf)
     attended = dot_products(query, key, value, mask, attention.scoring)
     return attended[0].transpose(0, 1).flatten(1)

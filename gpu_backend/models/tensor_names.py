@@ -20,6 +20,7 @@ RENAMED = [
         (r"^(?=embed_tokens\.|norm\.)", "model."),
         (r"^model\.(?=vision_tower\.|multi_modal_projector\.|visual\.)", ""),
         (r"^vision_tower\.vision_model\.", "vision_tower."),  # of a SigLIP
+        (r"^(model\.layers\.\d+)\.feed_forward\.", r"\1.mlp."),  # Llama 4's
         (r"\.block_sparse_moe\.", ".mlp."),  # Mixtral's and Granite's mixtures of experts
         (r"(\.experts\.\d+)\.w1\.", r"\1.gate_proj."),
         (r"(\.experts\.\d+)\.w3\.", r"\1.up_proj."),

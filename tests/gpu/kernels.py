@@ -51,16 +51,18 @@ def attention_of_decodes(setting: Setting) -> str:
 
 
 def attention_of_drafts(setting: Setting) -> str:
-    """A few queries each, as when drafts are verified, over windows and with soft caps too."""
-    return worst_of(setting, lambda: _attention_error(setting, queries=(1, 6), window=setting.dice.choice((0, 9, 33))))
+    """A few queries each, as when drafts are verified, over windows, in chunks and with soft caps too."""
+    return worst_of(
+        setting, lambda: _attention_error(setting, queries=(1, 6), window=setting.dice.choice((0, 9, 33, -20)))
+    )
 
 
 def attention_of_chunks(setting: Setting) -> str:
-    """Chunks of prompts of any length behind what is in the cache, over windows and with soft caps too."""
+    """Chunks of prompts of any length behind what is in the cache, over windows, in chunks and with soft caps too."""
     on_card = setting.device.type == "cuda"
     most = 700 if on_card else 40 if setting.dtype == torch.bfloat16 else 9
     return worst_of(
-        setting, lambda: _attention_error(setting, queries=(1, most), window=setting.dice.choice((0, 0, 50)))
+        setting, lambda: _attention_error(setting, queries=(1, most), window=setting.dice.choice((0, 0, 50, -50)))
     )
 
 

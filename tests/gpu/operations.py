@@ -140,8 +140,10 @@ def attend(
     places = torch.arange(len(keys), device=query.device)
     position = past + torch.arange(len(query), device=query.device)[:, None]
     visible = places <= position if ends is None else places < ends.to(query.device)[:, None]
-    if window:
+    if window > 0:
         visible &= places > position - window
+    elif window:  # chunks
+        visible &= places // -window == position // -window
     shares = scores.masked_fill(~visible, -torch.inf).exp()
     own = 0.0 if sinks is None else sinks.to(shares).exp()[:, None, None]
     return torch.einsum("hqk,khd->qhd", shares / (shares.sum(-1, keepdim=True) + own), values)

@@ -25,6 +25,7 @@ MODEL_TYPES_OF_MIXTURES = {
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
     "GptOssForCausalLM": "gpt_oss",
+    "Llama4ForCausalLM": "llama4_text",
 }
 NAMES = {  # of router, gate, up and down; Granite has all experts' in two tensors
     "MixtralForCausalLM": ("block_sparse_moe.gate", "block_sparse_moe.experts.{}.w1", "w3", "w2"),
@@ -51,6 +52,11 @@ def experts_config(model: TinyModel) -> dict[str, Any]:
     if named != "num_local_experts" and not model.architecture.startswith("Olmo"):
         is_normalised = model.seed % 2 == 0 and model.architecture != "DeepseekV2ForCausalLM"
         config |= {"moe_intermediate_size": model.intermediate_size // 2, "norm_topk_prob": is_normalised}
+    if model.architecture == "Llama4ForCausalLM":
+        config |= {
+            "intermediate_size": model.intermediate_size // 2 + 6,
+            "intermediate_size_mlp": model.intermediate_size,
+        }
     if model.architecture == "Qwen2MoeForCausalLM":
         config["shared_expert_intermediate_size"] = SHARED_SIZE
     return config
@@ -61,7 +67,7 @@ def experts_tensors(model: TinyModel, layer: str, matrix: Matrix) -> dict[str, T
     if model.architecture == "GptOssForCausalLM":
         return _clamped(model, f"{layer}.mlp", matrix)
     config, hidden = model.config(), model.hidden_size
-    inner = config.get("moe_intermediate_size", model.intermediate_size)
+    inner = config.get("moe_intermediate_size", config["intermediate_size"])
     router, first, up, down = (f"{layer}.{name}" for name in NAMES.get(model.architecture, QWEN))
     tensors = {f"{router}.weight": matrix(model.num_experts, hidden)}
     each = [(matrix(inner, hidden), matrix(inner, hidden), matrix(hidden, inner)) for _ in range(model.num_experts)]
@@ -69,6 +75,11 @@ def experts_tensors(model: TinyModel, layer: str, matrix: Matrix) -> dict[str, T
     if model.architecture == "GraniteMoeForCausalLM":
         names = (f"{layer}.block_sparse_moe.{which}_linear.weight" for which in ("input", "output"))
         tensors |= dict(zip(names, (gate_up, torch.stack([expert[2] for expert in each])), strict=True))
+    elif model.architecture == "Llama4ForCausalLM":  # inputs before outputs
+        tensors = {f"{layer}.mlp.router.weight": tensors.popitem()[1]}
+        tensors[f"{layer}.mlp.experts.gate_up_proj"] = gate_up.mT.contiguous()
+        tensors[f"{layer}.mlp.experts.down_proj"] = torch.stack([expert[2] for expert in each]).mT.contiguous()
+        tensors |= _shared(f"{layer}.mlp.shared_expert", hidden, inner, matrix)
     elif model.stacks_experts:
         tensors = {f"{layer}.mlp.gate.weight": tensors.popitem()[1], f"{layer}.mlp.experts.gate_up_proj": gate_up}
         tensors[f"{layer}.mlp.experts.down_proj"] = torch.stack([expert[2] for expert in each])
@@ -116,5 +127,8 @@ def has_experts(model: TinyModel, index: int) -> bool:
     if model.architecture not in MODEL_TYPES_OF_MIXTURES:
         return False
     config = model.config()
-    step, without = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    if "moe_layers" in config:
+        return index in config["moe_layers"]
+    step = config.get("decoder_sparse_step", config.get("interleave_moe_layer_step", 1))
+    without = config.get("mlp_only_layers") or ()
     return index >= config.get("first_k_dense_replace", 0) and (index + 1) % step == 0 and index not in without

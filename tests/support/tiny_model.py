@@ -125,7 +125,9 @@ class TinyModel:
                     tensors[f"{attention}.{name}.bias"] = torch.randn(shape[0], generator=generator)
             if self.architecture == "GptOssForCausalLM":
                 tensors[f"{attention}.sinks"] = 2 * torch.randn(self.num_heads, generator=generator)
-            if self.architecture.startswith(("Qwen3", "Gemma3", "Dots")) or self.extra.get("use_qk_norm"):
+            if self.architecture.startswith(("Qwen3", "Gemma3", "Dots")) or (
+                self.extra.get("use_qk_norm") and self.architecture != "Llama4ForCausalLM"
+            ):
                 tensors[f"{attention}.q_norm.weight"] = norm(self.head_dim)
                 tensors[f"{attention}.k_norm.weight"] = norm(self.head_dim)
             if self.architecture.startswith(("Olmo", "MiniMax")):
@@ -146,6 +148,8 @@ class TinyModel:
         tensors["model.norm.weight"] = norm(hidden)
         if not self.tie_word_embeddings:
             tensors["lm_head.weight"] = matrix(self.vocab_size, hidden)
+        if self.architecture == "Llama4ForCausalLM":
+            return {name.replace(".mlp.", ".feed_forward."): tensor for name, tensor in tensors.items()}
         return tensors
 
 

@@ -10,6 +10,7 @@ from itertools import chain, groupby
 import torch
 from torch import Tensor
 
+from gpu_backend.kernels.layout.scoring import first_seen
 from gpu_backend.kernels.layout.upload import integers
 
 # A group may be padded by a quarter, or by about as much work as another call costs.
@@ -39,7 +40,7 @@ class AttentionGroup:
 class Grouping:
     """Makes the groups of each step. ``null_block`` is one that holds zeros for ever; it pads the block tables.
 
-    ``window`` is how many tokens a query looks back to, itself included, in layers with a sliding window; 0: no such.
+    ``window`` is how far back a query looks in layers that have one, as ``first_seen`` says; 0: none has.
     ``batch_invariant`` groups nothing: each query has a call of its own.
     """
 
@@ -62,7 +63,7 @@ class Grouping:
         self._stair = torch.zeros(2 * self._reach, device=device, dtype=dtype)
         self._stair[self._reach :] = -torch.inf
         # With a window, the zeros end as far from the row's beginning, but begin only a window before that.
-        self._window_stair = self._stair.clone() if window else None
+        self._window_stair = self._stair.clone() if window > 0 else None
         if self._window_stair is not None:
             self._window_stair[: max(0, self._reach - window)] = -torch.inf
         self._window = window
@@ -120,9 +121,9 @@ class Grouping:
         window_mask = None
         if self._window_stair is not None and ends is None:
             window_mask = _mask(self._window_stair, self._reach - 1 - positions, count, width)
-        elif self._window_stair is not None:
-            before = (positions - self._window).view(count, 1, -1, 1)
-            window_mask = mask.masked_fill(torch.arange(width, device=self._device) <= before, -torch.inf)
+        elif self._window:
+            first = first_seen(positions, self._window).view(count, 1, -1, 1)
+            window_mask = mask.masked_fill(torch.arange(width, device=self._device) < first, -torch.inf)
         return AttentionGroup(
             rows=rows,
             num_sequences=count,

@@ -20,6 +20,7 @@ from gpu_backend.kernels.layout.scoring import Scoring
 MIN_TILES = tl.constexpr(2)  # that a split has at least: reading less is not worth another partial result
 LOG2_E = 1.4426950408889634
 SINK_SCALE = tl.constexpr(LOG2_E)  # all scores are in powers of two
+CHUNKED = tl.constexpr(2)  # of WINDOWED: a window is the chunk of tokens that a query lies in
 Launch = Callable[..., None]
 # What changes from step to step is no reason to compile again: numbers, and parts of larger tensors.
 CHANGING = ["window", "splits", "split_tiles", "table_stride"]
@@ -82,7 +83,8 @@ def paged_attention(
     depends on ``layout``'s shapes alone, so a CUDA graph may replay it over other contents. ``launch`` is what is done
     with the kernels.
     """
-    window, softcap = scoring.window, scoring.softcap
+    window, softcap = abs(scoring.window), scoring.softcap
+    windowed = CHUNKED.value if scoring.window < 0 else int(window > 0)
     tokens, heads, head_dim = query.shape
     _, block_size, _, kv_heads, _ = kv_cache.shape
     sequences, splits = len(layout.context_lens), layout.num_splits
@@ -136,7 +138,7 @@ def paged_attention(
         BLOCK_SIZE=block_size,
         SPLIT=splits > 1,
         SCALED=kv_scales is not None,
-        WINDOWED=window > 0,
+        WINDOWED=windowed,
         CAPPED=softcap > 0,
         FIXED=layout.split_tokens > 0,
         PRECISION="tf32x3" if wide else "tf32",
@@ -149,7 +151,7 @@ def paged_attention(
             combine_kernel, (layout.max_query_len * heads, sequences),
             part, weight, out, sinks, layout.context_lens, layout.query_starts, ends, window, splits,
             layout.split_tokens // shape.tile, MOST_SPLITS=triton.next_power_of_2(max(splits, MAX_SPLITS)),
-            WINDOWED=window > 0, FIXED=layout.split_tokens > 0, **common, num_warps=4,
+            WINDOWED=windowed, FIXED=layout.split_tokens > 0, **common, num_warps=4,
         )  # fmt: skip
     return out
 
@@ -250,7 +252,7 @@ def _look_at_tiles(
         if MASKED:
             seen = position[None, :] <= last[:, None]
             if WINDOWED:
-                seen = seen & (position[None, :] > positions[:, None] - window)
+                seen = seen & (position[None, :] >= first_seen(positions, window, WINDOWED)[:, None])
             scores = tl.where(seen, scores, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, 1))
         base = tl.where(new_best == float("-inf"), 0.0, new_best)
@@ -324,8 +326,18 @@ def tiles_of_rows(
     end = tl.cdiv(keys_end, TILE)
     begin = end * 0
     if WINDOWED:
-        begin = tl.maximum(start + first_row // GROUP - window + 1, 0) // TILE
+        begin = tl.maximum(first_seen(start + first_row // GROUP, window, WINDOWED), 0) // TILE
     return begin, end
+
+
+@triton.jit
+def first_seen(position, window, WINDOWED: tl.constexpr):
+    """Return the first position that a query sees, as ``layout.scoring`` has it; it may lie before 0."""
+    if WINDOWED == CHUNKED:
+        first = position // window * window
+    else:
+        first = position - window + 1
+    return first
 
 
 @triton.jit

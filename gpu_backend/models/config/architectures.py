@@ -25,13 +25,15 @@ class Architecture:
 
     norms: NormNames = field(default_factory=NormNames)
     norm_offset: float = 0.0  # what a norm's weights count from
-    qk_norm: str = "none"  # of queries and keys: none; "head": each by itself; "width": all of a token's together
+    # Of queries and keys: none; "head": each by itself; "width": all of a token's together; "turned": each by itself,
+    # without weights, in layers where positions turn them.
+    qk_norm: str = "none"
     qkv_bias: bool | None = None  # None: as attention_bias says
     out_bias: bool | None = None
     mlp_bias: bool | None = None
     # Which layers look back only so far: "never" any, "all", those that layer_types names (else all but the last of
     # every sliding_window_pattern), these "if asked" by use_sliding_window, then "every other" or "all if asked", and
-    # "late": those from max_window_layers on.
+    # "late": those from max_window_layers on; "chunks": where positions turn, back to where their chunk begins.
     slides: str = "never"
     # Where sliding layers have a plain rope of their own: what config.json calls its base.
     sliding_theta: str = ""
@@ -44,7 +46,9 @@ class Architecture:
     has_sinks: bool = False  # each head has a score of its own that every softmax counts and that adds nothing
     has_mtp: bool = False  # layers behind its own draft, where num_nextn_predict_layers says so
     is_latent: bool = False  # keys and values of all heads are made of one vector (MLA)
-    scales_queries: bool = False  # by how often their position has the original context, as Llama 4 does
+    scales_queries: bool = False  # by how often their position has the original context
+    scales_still: bool = False  # the same where positions turn nothing
+    mlp_size: str = "intermediate_size"  # how config.json calls the inner width of an MLP
     rope_kinds: tuple[str, ...] = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
     defaults: dict[str, Any] = field(default_factory=dict)  # of config.json, where it says nothing
 
@@ -171,6 +175,26 @@ ARCHITECTURES = {
         skips_rope=True,
         defaults={"tie_word_embeddings": True, "rope_theta": 2e6, "max_position_embeddings": 32768},
     ),
+    # the text of Scout and Maverick
+    "Llama4ForCausalLM": Architecture(
+        qk_norm="turned",
+        slides="chunks",
+        skips_rope=True,
+        scales_still=True,
+        interleaves=True,
+        mlp_size="intermediate_size_mlp",
+        defaults={
+            "attention_chunk_size": 8192,
+            "head_dim": 128,
+            "intermediate_size_mlp": 16384,
+            "max_position_embeddings": 131072,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 1,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 5e5,
+        },
+        mixture=Mixture("intermediate_size", is_optional=True, shared="whole", scales_inputs=True),
+    ),
     "MixtralForCausalLM": replace(
         _MISTRAL,
         defaults={"rope_theta": 1e6, "rms_norm_eps": 1e-5},
@@ -274,6 +298,7 @@ ARCHITECTURES = {
 # Models that see, whose text is one of these, by its model_type; ``config.vision`` knows whose pictures are read.
 TEXT_OF = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
+    "Llama4ForConditionalGeneration": {"llama4_text": "Llama4ForCausalLM"},
     "LlavaForConditionalGeneration": {"mistral": "MistralForCausalLM"},  # Pixtral
     "KimiK25ForConditionalGeneration": dict.fromkeys(("kimi_k2", "deepseek_v3"), "DeepseekV3ForCausalLM"),
     "Qwen2VLForConditionalGeneration": dict.fromkeys(("qwen2_vl_text", "qwen2_vl"), "Qwen2ForCausalLM"),

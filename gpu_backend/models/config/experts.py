@@ -22,6 +22,7 @@ class Mixture:
     shared: str = ""  # beside those chosen there is one that every token goes through: "gated", or "whole"
     is_sigmoid: bool = False  # shares are sigmoids, chosen with a bias (DeepSeek-V3's router), and have a factor
     has_factor: bool = False  # shares of the softmax have one (DeepSeek-V2)
+    scales_inputs: bool = False  # shares are sigmoids, and multiply what goes into an expert (Llama 4)
     is_clamped: bool = False  # gate and up are bounded, and router and experts have biases (GPT-OSS)
 
 
@@ -38,6 +39,7 @@ class ExpertsConfig:
     is_sigmoid: bool  # shares are sigmoids, chosen with a bias
     factor: float  # of all shares
     layers: tuple[bool, ...]  # by layer: whether its MLP is a mixture
+    scales_inputs: bool = False  # shares multiply what goes into an expert, not what comes out
     groups: int = 1  # that experts lie in
     most_groups: int = 1  # of which a token's are chosen
     clamp: tuple[float, float] | None = None  # GPT-OSS' alpha and limit, see ``reference_experts``; biases come with it
@@ -84,6 +86,7 @@ def experts_config(config: Mapping[str, Any], mixture: Mixture | None, num_layer
         is_sigmoid=mixture.is_sigmoid,
         factor=float(config.get("routed_scaling_factor") or 1.0) if mixture.is_sigmoid or mixture.has_factor else 1.0,
         layers=layers,
+        scales_inputs=mixture.scales_inputs,
         groups=groups,
         most_groups=most_groups,
         clamp=_clamp(config) if mixture.is_clamped else None,
@@ -137,10 +140,15 @@ def _layers(config: Mapping[str, Any], num_layers: int, mixture: Mixture) -> tup
     first = config.get("first_k_dense_replace", 1) if mixture.begins_dense else 0
     if not mixture.is_optional:
         return tuple(layer >= first for layer in range(num_layers))
-    step, without = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+    if mixture.scales_inputs and (named := config.get("moe_layers")) is not None:
+        if not isinstance(named, list) or not {*named} <= {*range(num_layers)}:
+            raise UnsupportedModel(f"moe_layers is {named!r}; a list of some of {num_layers} layers is needed")
+        return tuple(layer in named for layer in range(num_layers))
+    step_name = "interleave_moe_layer_step" if mixture.scales_inputs else "decoder_sparse_step"
+    step, without = config.get(step_name, 1), config.get("mlp_only_layers") or []
     if not isinstance(step, int) or step < 1 or not isinstance(without, list):
         raise UnsupportedModel(
-            f"config.json has decoder_sparse_step = {step!r} and mlp_only_layers = {without!r}; a whole number above 0 "
+            f"config.json has {step_name} = {step!r} and mlp_only_layers = {without!r}; a whole number above 0 "
             "and a list of layers are needed"
         )
     return tuple((layer + 1) % step == 0 and layer not in without for layer in range(num_layers))

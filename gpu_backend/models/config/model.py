@@ -54,7 +54,7 @@ class ModelConfig:
     logits_softcap: float
     eos_token_ids: frozenset[int]
     packed: PackedFormat | None  # None: weights are there as they are
-    windows: tuple[int, ...]  # by layer: how many tokens a query looks back to, itself included; 0: all
+    windows: tuple[int, ...]  # by layer: how far back a query looks, as ``Scoring`` has it; 0: all
     ropes: tuple[RopeConfig | None, ...]  # by layer: how positions turn queries and keys; None: not at all
     factors: Factors
     experts: ExpertsConfig | None = None  # in the place of some layers' MLPs
@@ -66,6 +66,11 @@ class ModelConfig:
     # Of a pipeline's stage, which has ``num_layers`` of them: those that other stages compute.
     layers_before: int = 0
     layers_after: int = 0
+
+    @property
+    def window(self) -> int:
+        """The window of its layers that have one; 0: none has."""
+        return max(self.windows, key=abs)
 
     @property
     def kv_shape(self) -> tuple[int, int, int]:
@@ -170,7 +175,7 @@ def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any] 
         architecture=architecture,
         vocab_size=whole(config, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=whole(config, "intermediate_size"),
+        intermediate_size=whole(config, does.mlp_size),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -233,6 +238,9 @@ def _windows(
         if is_asked:
             raise UnsupportedModel(f"config.json asks for sliding-window attention, which no {name} has")
         known, default = {"full_attention"}, ["full_attention"] * num_layers
+    elif does.slides == "chunks":
+        window, known = config.get("attention_chunk_size"), {"full_attention", "chunked_attention"}
+        default = ["chunked_attention" if turned else "full_attention" for turned in rotates]
     elif does.slides == "all if asked":
         window = window if is_asked else None
         known = {"sliding_attention"} if is_asked else known
@@ -249,11 +257,13 @@ def _windows(
     if len(kinds) != num_layers or set(kinds) - known:
         named = " or ".join(sorted(known))
         raise UnsupportedModel(f"layer_types is {list(kinds)}; each of {num_layers} layers is {named}")
-    if window is None:
+    if window is None and "chunked_attention" not in kinds:
         return kinds, (0,) * num_layers
     if not isinstance(window, int) or window < 1:
-        raise UnsupportedModel(f"config.json has sliding_window = {window!r}; a number above 0, or null, is needed")
-    return kinds, tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+        name = "attention_chunk_size" if does.slides == "chunks" else "sliding_window"
+        raise UnsupportedModel(f"config.json has {name} = {window!r}; a number above 0, or null, is needed")
+    by_kind = {"sliding_attention": window, "chunked_attention": -window}
+    return kinds, tuple(by_kind.get(kind, 0) for kind in kinds)
 
 
 def _rotates(config: Mapping[str, Any], does: Architecture, num_layers: int) -> tuple[bool, ...]:
@@ -261,7 +271,7 @@ def _rotates(config: Mapping[str, Any], does: Architecture, num_layers: int) -> 
     if not does.skips_rope:
         return (True,) * num_layers
     named, interval = config.get("no_rope_layers"), int(config.get("no_rope_layer_interval") or 4)
-    if named is None:
+    if named is None or named == []:
         return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
     if not isinstance(named, list) or len(named) < num_layers:
         raise UnsupportedModel(f"no_rope_layers is {named!r}; it is a list of 0 or 1 for each of {num_layers} layers")

@@ -32,7 +32,8 @@ class RopeConfig:
     # Numbers of turns that go by a token's time, row and column (Wang et al. 2024, arXiv:2409.12191); (): by its place.
     sections: tuple[int, ...] = ()
     takes_turns: bool = False  # the three kinds of numbers, one after the other, instead of all of a kind together
-    query_beta: float = 0.0  # how much queries grow with each original context before them
+    query_beta: float = 0.0  # how much queries grow with each original context before them,
+    query_ahead: int = 0  # these many tokens from theirs on
 
     def turned(self, head_dim: int) -> int:
         """Return how many of a head's numbers turn."""
@@ -54,8 +55,9 @@ def layer_ropes(
     rope = sliding_rope = _rope(config, architecture, parameters, config.get("rope_theta") or 10000.0)
     if architecture.sliding_theta:
         sliding_rope = _rope(config, architecture, of_sliding, config[architecture.sliding_theta])
-    by_kind = {"full_attention": rope, "sliding_attention": sliding_rope}
-    return tuple(by_kind[kind] if turned else None for kind, turned in zip(kinds, rotates, strict=True))
+    still = _still(config) if architecture.scales_still else None
+    by_kind = {"sliding_attention": sliding_rope}
+    return tuple(by_kind.get(kind, rope) if turned else still for kind, turned in zip(kinds, rotates, strict=True))
 
 
 def max_position(config: Mapping[str, Any], ropes: Sequence[RopeConfig | None]) -> int:
@@ -73,6 +75,16 @@ def max_position(config: Mapping[str, Any], ropes: Sequence[RopeConfig | None]) 
     if rope.kind == "linear":
         return int(trained * rope.factor)
     return max(trained, int(rope.original_max_position * rope.factor)) if rope.kind == "yarn" else trained
+
+
+def _still(config: Mapping[str, Any]) -> RopeConfig | None:
+    """Return what a Llama 4's layers have where positions turn nothing: queries grow with the context."""
+    beta, context = float(config.get("attn_scale", 0.1)), config.get("floor_scale", 8192)
+    if not config.get("attn_temperature_tuning", True):
+        return None
+    if not isinstance(context, int) or context < 1:
+        raise UnsupportedModel(f"config.json has floor_scale = {context!r}; a whole number above 0 is needed")
+    return RopeConfig(theta=1.0, share=0.0, original_max_position=context, query_beta=beta, query_ahead=1)
 
 
 def _rope(

@@ -68,6 +68,12 @@ MODELS = {
     "olmo2": TinyModel("Olmo2ForCausalLM", extra={"rms_norm_eps": 1e-6}),
     "olmo3": TinyModel("Olmo3ForCausalLM", num_kv_heads=4, extra=SOME_WINDOWS),
     "smollm3": TinyModel("SmolLM3ForCausalLM", num_layers=3, extra={"no_rope_layer_interval": 2}),
+    "llama4": TinyModel(
+        "Llama4ForCausalLM",
+        num_layers=4,
+        experts_per_token=1,
+        extra={"attention_chunk_size": 20, "interleave_moe_layer_step": 2, "floor_scale": 16, "attn_scale": 0.3},
+    ),
     "qwen3-one-kv-head-tied": TinyModel("Qwen3ForCausalLM", num_kv_heads=1, tie_word_embeddings=True, num_shards=2),
 }
 
@@ -76,7 +82,7 @@ MODELS = {
 IN_SOAK = (
     *("llama-one-kv-head-tied", "llama-bias-no-groups", "llama3-rope", "linear-rope-v5", "yarn-rope"),
     *("yarn-rope-with-options", "qwen2", "qwen2-tied-yarn", "mistral-no-window", "phi3", "granite-tied", "ministral"),
-    *("olmo2", "qwen3-one-kv-head-tied"),
+    *("olmo2", "qwen3-one-kv-head-tied", "gemma2"),
 )
 
 

@@ -112,6 +112,13 @@ def draw(architecture: str, seed: int, dice: random.Random) -> TinyModel:
         }
     if "Moe" in architecture and architecture.startswith("Qwen"):
         extra |= dice.choice([{}, {"decoder_sparse_step": 2}, {"mlp_only_layers": [0]}])
+    elif architecture == "Llama4ForCausalLM":
+        extra |= {"attention_chunk_size": dice.choice([7, 16, 50]), "use_qk_norm": dice.random() < 0.7}
+        extra |= dice.choice([{}, {"no_rope_layers": [0, 1, 1][:layers]}, {"no_rope_layer_interval": 2}])
+        extra |= dice.choice([{}, {"interleave_moe_layer_step": 2}, {"moe_layers": [0]}])
+        extra |= dice.choice([{"attn_temperature_tuning": False}, {"floor_scale": 16, "attn_scale": 0.3}])
+        if not rope:  # Scout's, between whose two factors there is nothing
+            extra |= {"rope_scaling": ROPES[3] | {"high_freq_factor": 1.0, "original_max_position_embeddings": 32}}
     elif architecture == "MixtralForCausalLM":
         extra["sliding_window"] = dice.choice([None, 20])
     elif architecture == "GptOssForCausalLM":
@@ -164,7 +171,7 @@ def our_logits(folder: Path, token_ids: list[int], cut: int, adapter: Path | Non
     config = load_model_config(folder)
     num_blocks = -(-len(token_ids) // BLOCK)
     order = random.Random(1).sample(range(num_blocks), num_blocks)
-    grouping = Grouping(BLOCK, num_blocks, 512, CPU, torch.float32, max(config.windows))
+    grouping = Grouping(BLOCK, num_blocks, 512, CPU, torch.float32, config.window)
     with torch.inference_mode():
         model = load_model(config, Checkpoint(folder, CPU, torch.float32, None, config.packed), 512)
         slots = AdapterSlots(2, max_rank=16)
@@ -396,7 +403,7 @@ def logits_of_parts(folder: Path, token_ids: list[int]) -> Tensor:
             receive=(lambda states: states.copy_(between[rank].pop(0))) if stage else None,
             send=None if stage else between[rank].append,
         )
-        grouping = Grouping(BLOCK, blocks, 512, CPU, torch.float32, max(part.windows))
+        grouping = Grouping(BLOCK, blocks, 512, CPU, torch.float32, part.window)
         cache = torch.zeros(part.num_layers, blocks + 1, BLOCK, *part.kv_shape)
         hidden = []
         for start, end in ((0, 40), (40, len(token_ids))):
@@ -419,7 +426,7 @@ def logits_with_pictures(folder: Path, prompt: tuple[int, ...], pictures: tuple[
         model = load_model(config, Checkpoint(folder, CPU, torch.float32), 512)
         vectors = load_pictures(engine_config(str(folder)), config, CPU, torch.float32)
         assert vectors is not None
-        grouping, rows = Grouping(16, 8, 512, CPU, torch.float32, max(config.windows)), []
+        grouping, rows = Grouping(16, 8, 512, CPU, torch.float32, config.window), []
         cache = torch.zeros(config.num_layers, 9, 16, *config.kv_shape)
         for start, end in ((0, cut), (cut, len(prompt))):
             parts, table = parts_of(pictures, prompt, start, end), tuple(range(-(-end // 16)))

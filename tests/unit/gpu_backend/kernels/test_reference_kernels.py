@@ -128,7 +128,7 @@ def test_silu_and_mul_leaves_its_input_alone() -> None:
     assert torch.equal(gate_up, before)
 
 
-@pytest.mark.parametrize("window", [0, 7])
+@pytest.mark.parametrize("window", [0, 7, -7])
 def test_layout_of_decodes_equals_groups(window: int) -> None:
     """Plain torch takes the kernels' layout of decodes, too, whatever its tables are padded with."""
     torch.manual_seed(1)

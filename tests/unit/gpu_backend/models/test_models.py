@@ -212,6 +212,49 @@ def test_gemma_3_leaves_much_of_its_config_to_transformers() -> None:
     assert (config.softcap, config.logits_softcap, config.factors.attention) == (0.0, 0.0, 1 / 16)
 
 
+SCOUT = {
+    "hidden_size": 5120,
+    "intermediate_size": 8192,
+    "model_type": "llama4_text",
+    "no_rope_layers": [],
+    "num_attention_heads": 40,
+    "num_hidden_layers": 6,
+    "num_key_value_heads": 8,
+    "num_local_experts": 16,
+    "vocab_size": 202048,
+}
+LLAMA_4 = {"architectures": ["Llama4ForConditionalGeneration"], "vision_config": {"model_type": "llama4_vision_model"}}
+
+
+def test_llama_4_leaves_much_of_its_config_to_transformers() -> None:
+    """As its checkpoints that see have it; every second layer of Maverick has an MLP of its own width."""
+    config = parse_model_config(LLAMA_4 | {"text_config": SCOUT})
+    maverick = parse_model_config(LLAMA_4 | {"text_config": SCOUT | {"interleave_moe_layer_step": 2}})
+
+    assert config.windows == (-8192, -8192, -8192, 0, -8192, -8192)
+    assert [rope.theta if rope and rope.share else None for rope in config.ropes][2:5] == [5e5, None, 5e5]
+    still = config.ropes[3]
+    assert still is not None and (still.query_beta, still.original_max_position, still.query_ahead) == (0.1, 8192, 1)
+    assert config.experts is not None and maverick.experts is not None
+    assert (config.experts.per_token, config.experts.shared_size, config.intermediate_size) == (1, 8192, 16384)
+    assert (all(config.experts.layers), maverick.experts.layers) == (True, (False, True) * 3)
+    assert vision_config(LLAMA_4 | {"text_config": SCOUT}) is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"attention_chunk_size": None}, "attention_chunk_size = None"),
+        ({"moe_layers": [7]}, r"moe_layers is \[7\]"),
+        ({"floor_scale": 0}, "floor_scale = 0"),
+    ],
+)
+def test_llama_4_that_makes_no_sense_is_refused(wrong: dict[str, Any], words: str) -> None:
+    """By the name that stands in its config.json."""
+    with pytest.raises(UnsupportedModel, match=words):
+        parse_model_config(LLAMA_4 | {"text_config": SCOUT | wrong})
+
+
 def test_pixtral_leaves_its_heads_to_transformers() -> None:
     """As its checkpoint of transformers' own names neither the text's heads nor its tower's layers."""
     text = {"hidden_size": 5120, "head_dim": 128, "intermediate_size": 14336, "model_type": "mistral"}
