@@ -50,8 +50,9 @@ class Delta(Struct, frozen=True, tag="delta"):
         """Whether this is a first token, or a call of a tool of the upstream's: a role alone, a ping or a comment is
         not."""
         said = self.text or self.tool_calls or self.refusal or self.reasoning or self.redacted
-        heard = self.audio or (self.spoken is not None and self.spoken.data)
-        return bool(said or self.server_block or heard or self.used is not None)
+        if said or self.server_block or self.audio or self.used is not None:
+            return True
+        return self.spoken is not None and self.spoken.data != ""
 
 
 class UsageReport(Struct, frozen=True, tag="usage"):

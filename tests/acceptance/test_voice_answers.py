@@ -43,8 +43,8 @@ def test_an_answer_by_voice_is_told_held_and_booked(house: House, openai: OpenAI
     first = openai.chat.completions.with_raw_response.create(**CHAT)
     message, usage = first.parse().choices[0].message, first.parse().usage
     row = house.record_of(httpx.Response(200, headers=first.headers))
-    turns = [*CHAT["messages"], {"role": "assistant", "audio": {"id": message.audio and message.audio.id}}]
-    second = ask(house, upstream, messages=[*turns, {"role": "user", "content": "And back?"}])
+    turns = [*CHAT["messages"], message.to_dict(), {"role": "user", "content": "And back?"}]
+    second = ask(house, upstream, messages=turns)
     after, told = house.record_of(second), upstream.requests[-1].body or {}
 
     assert message.audio is not None and message.content is None
@@ -56,6 +56,9 @@ def test_an_answer_by_voice_is_told_held_and_booked(house: House, openai: OpenAI
     assert usage.completion_tokens_details.audio_tokens == 4 * SOUND_TOKENS == row["units"]["audio_output_tokens"]
     assert Decimal(str(row["cost_usd"])) == Decimal(4 * row["input_tokens"] + 16 * 4 + 64 * 20) / 1_000_000
     assert told["messages"][1] == {"role": "assistant", "audio": {"id": message.audio.id}}
+    assert {*second.headers["x-tollgate-dropped"].split(", ")} == {
+        f"messages.audio.{name}" for name in ("data", "transcript", "expires_at")
+    }
     assert upstream.violations == [] and after["held_tokens"] >= row["held_tokens"] + 1024  # as long as one can be
 
 

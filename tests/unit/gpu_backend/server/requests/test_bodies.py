@@ -71,6 +71,8 @@ def sampling(body: ChatRequest, extensions: Extensions, defaults: SamplingDefaul
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
+        ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
+        ({"messages": [{"role": "assistant", "audio": {"id": "audio_1"}}]}, "messages", "unsupported_parameter"),
         ({"resume_token_ids": [1], "n": 2}, "n", "invalid_value"),
         ({"resume_text_chars": 1}, "resume_text_chars", "invalid_value"),
         ({"no_such_field": 1}, "no_such_field", "unsupported_parameter"),
