@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from urllib.parse import quote
 
@@ -12,6 +13,7 @@ from gateway.calls.accounting import CallAccounting
 from gateway.calls.call import Call
 from gateway.calls.unanswered import Tried, failed_at, none_may_be_asked, told_of_all
 from gateway.core.clock import Clock
+from gateway.core.errors import Unavailable
 from gateway.core.settings import ProviderSettings
 from gateway.inference.admission import WithoutRoom
 from gateway.inference.answer import Inference
@@ -20,7 +22,7 @@ from gateway.moderation.input_check import input_check_of
 from gateway.moderation.moderator import Moderator
 from gateway.realtime.client_events import ClientEvent, texts_in
 from gateway.realtime.relay import Names, Relay
-from gateway.realtime.turns import Books, Renew, Turn, Turns
+from gateway.realtime.turns import Books, Renew, Turns
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers, Permit
@@ -31,7 +33,7 @@ from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamFailure, UpstreamUnable
 from protocol.chat import ChatRequest, Message
 from protocol.errors import ServiceError, UnsupportedParameter
-from router.catalog.targets import Route, Target
+from router.catalog.targets import Capability, Route, Target
 from router.choose import permitted_name
 
 
@@ -41,13 +43,17 @@ class Realtime:
     def __init__(self, client: UpstreamClient, breakers: Breakers, moderator: Moderator, clock: Clock) -> None:
         self._client, self._breakers, self._moderator, self._clock = client, breakers, moderator, clock
 
-    async def open(self, edition: Edition, call: Call, renew: Renew, refused: Callable[[ServiceError], None]) -> Relay:
-        """Return the open conversation that a call asks for; its caller runs or closes it. ``renew`` returns a call for
-        each response that follows, as its caller may ask it then; ``refused`` hears why one is not held.
+    async def open(
+        self, current: Callable[[], Edition], call: Call, renew: Renew, refused: Callable[[ServiceError], None]
+    ) -> Relay:
+        """Return the open conversation that a call asks for; its caller runs or closes it. ``current`` returns what is
+        configured now, ``renew`` a call for each response that follows, as its caller may ask it then; ``refused``
+        hears why one is not held.
 
         Raises a ServiceError when no target may, can or does open it; then nothing is held and nothing is owed.
         """
         self._check_policy(call)
+        edition = current()
         inference = edition.inference
         call, route, account = await _admitted(inference, call)
         try:
@@ -61,15 +67,18 @@ class Realtime:
         async def renewed() -> Call:
             asked = await renew()
             self._check_policy(asked)
+            edition = current()
             permitted_name(asked.request.model, asked.routing, edition.catalog)
+            turns.go_by(_as_configured(target, edition))
             return asked
 
-        turns = Turns(Turn(call, account), replace(route, targets=(target,)), target, books, renewed)
+        turns = Turns(call, account, replace(route, targets=(target,)), books, renewed)
+        pace = JudgedPace()
         return Relay(
             socket,
             turns,
             Names(call.request.model, target.model.upstream_model, target.model.max_output),
-            lambda event: self._judge(turns.call, event),
+            lambda event: self._judge(turns.call, event, pace),
             self._clock.new_id,
             lambda failure: self._breakers.broke(permit, began, failure, team, 0),
         )
@@ -82,8 +91,9 @@ class Realtime:
             words = "The content policy takes personal data out of texts, which cannot be done with what is spoken."
             raise UnsupportedParameter(words, param="model")
 
-    async def _judge(self, call: Call, event: ClientEvent) -> None:
-        """Judge what an event says as the input of a chat is. Raises ContentPolicyViolation, ContentUnchecked."""
+    async def _judge(self, call: Call, event: ClientEvent, pace: JudgedPace) -> None:
+        """Judge what an event says as the input of a chat is, in its turn: no limit counts events. Raises
+        ContentPolicyViolation, ContentUnchecked."""
         turns = tuple([Message(role, text) for role, text in texts_in(event)])
         if not turns:
             return
@@ -92,6 +102,7 @@ class Realtime:
         check = input_check_of(self._moderator, replace(call, request=chat, size=size))
         if check is None:
             return
+        await asyncio.sleep(pace.take(self._clock.monotonic(), size))
         try:
             await check.send_and_judge(_nothing)
         finally:
@@ -166,6 +177,18 @@ def _opening(target: Target, provider: ProviderSettings, api_key: str | None, to
     return UpstreamRequest("GET", url, {"authorization": f"Bearer {secret}"} if secret else {}, b"")
 
 
+def _as_configured(target: Target, edition: Edition) -> Target:
+    """Return a target with its model as that is configured now, at the price of now. Raises Unavailable where the
+    conversation could not be opened there any more."""
+    model, provider = edition.catalog.models.get(target.model.name), target.model.provider
+    places = edition.settings.providers[provider].endpoints if provider in edition.settings.providers else ()
+    for one in model.everywhere if model is not None and target.endpoint in places else ():
+        same = one.provider == provider and one.upstream_model == target.model.upstream_model
+        if same and Capability.REALTIME in one.capabilities:
+            return replace(target, model=one)
+    raise Unavailable("What serves this conversation is configured otherwise now: open another connection.")
+
+
 async def _admitted(inference: Inference, call: Call) -> tuple[Call, Route, CallAccounting]:
     """Return a call, its route, and what is held for the first response on it. Raises what refuses it."""
     while True:
@@ -176,6 +199,22 @@ async def _admitted(inference: Inference, call: Call) -> tuple[Call, Route, Call
             call = replace(call, without_room={**call.without_room, exc.target.model.name: exc.target.key})
         else:
             return admitted, route, account
+
+
+class JudgedPace:
+    """How fast one conversation is judged: ``A_SECOND`` events or as many pages, and as many at once as come in
+    ``AHEAD`` seconds. What comes faster waits, and its client with it."""
+
+    A_SECOND, PAGE, AHEAD = 10, 4096, 20.0
+
+    def __init__(self) -> None:
+        self._paid_at = 0.0  # monotonic seconds, when what was judged has had its time
+
+    def take(self, now: float, characters: int) -> float:
+        """Return the seconds until an event of so many characters may be judged."""
+        wait = max(0.0, self._paid_at - now - self.AHEAD)
+        self._paid_at = max(self._paid_at, now) + (1 + characters // self.PAGE) / self.A_SECOND
+        return wait
 
 
 class _Nothing:

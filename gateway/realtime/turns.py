@@ -31,11 +31,12 @@ MOST_AT_ONCE = 8  # responses of one conversation that run, or are asked for
 
 
 class Turn:
-    """One response: the call that it is, and what it has said."""
+    """One response: the call that it is, on the route that it was held for, and what it has said."""
 
-    def __init__(self, call: Call, account: CallAccounting) -> None:
+    def __init__(self, call: Call, account: CallAccounting, route: Route) -> None:
         self.call = call
         self.account = account
+        self.route = route
         self.began = 0.0  # monotonic seconds
         self.first: float | None = None  # when it said something first
         self.said = Said()
@@ -54,14 +55,18 @@ class Turns:
     """The responses of one conversation with a target. ``renew`` returns the call that the next one is, as its caller
     may ask it now, or raises what refuses it."""
 
-    def __init__(self, first: Turn, route: Route, target: Target, books: Books, renew: Renew) -> None:
+    def __init__(self, call: Call, account: CallAccounting, route: Route, books: Books, renew: Renew) -> None:
         self.context = Context()
-        self.call = first.call  # the latest: its caller as that was looked at last
-        self.ahead: Turn | None = first
+        self.call = call  # the latest: its caller as that was looked at last
+        self.ahead: Turn | None = Turn(call, account, route)
         self.is_over = False  # nothing more is held; what the upstream has begun until it hears of that is owed
-        self._route, self._target, self._books, self._renew = route, target, books, renew
+        self._route, self._books, self._renew = route, books, renew
         self._asked: dict[str, Turn] = {}  # by the id of the event that asks
         self._running: dict[str, Turn] = {}  # by the upstream's id
+
+    def go_by(self, target: Target) -> None:
+        """Hold and book the responses that follow for the target as it is configured now."""
+        self._route = replace(self._route, targets=(target,))
 
     @property
     def are_busy(self) -> bool:
@@ -133,7 +138,7 @@ class Turns:
         elif used is not None:
             self.context.counted(used)
         outcome = "ok" if response.status in COMPLETED else str(response.status)[:40]
-        self._close(turn, status, used or self.context.usage(turn.said, self._target.model), outcome)
+        self._close(turn, status, used or self._seen(turn), outcome)
         return turn
 
     def settle(self, turn: Turn) -> None:
@@ -144,8 +149,7 @@ class Turns:
         """Book what still runs: what was seen of it is owed; where nothing was, its prompt, if ``owes_prompt``."""
         for turn in (*self._asked.values(), *self._running.values()):
             owes = owes_prompt or turn.first is not None
-            used = self.context.usage(turn.said, self._target.model)
-            self._close(turn, Status.INTERRUPTED if owes else Status.FAILED, used, outcome)
+            self._close(turn, Status.INTERRUPTED if owes else Status.FAILED, self._seen(turn), outcome)
             self.settle(turn)
         self._asked, self._running = {}, {}
         if self.ahead is not None:
@@ -154,16 +158,17 @@ class Turns:
 
     async def _hold(self) -> Turn:
         try:
-            self.call, account = await self._books.admission.admit(await self._renew(), self._route)
+            asked = await self._renew()
+            self.call, account = await self._books.admission.admit(asked, self._route)
         except ServiceError as exc:
             self._books.refused(exc)
             raise
-        return Turn(self.call, account)
+        return Turn(self.call, account, self._route)
 
     def _owed(self) -> Turn:
         clock = self._books.clock
         call = replace(self.call, request_id=clock.new_id(), created_at=clock.now(), started=clock.monotonic())
-        return Turn(call, self._books.admission.owe(call, self._route))
+        return Turn(call, self._books.admission.owe(call, self._route), self._route)
 
     def _open(self, turn: Turn) -> None:
         """Enter a response into the journal, and let go of what is held ahead no more. Raises JournalFull."""
@@ -181,15 +186,19 @@ class Turns:
     def _so_far(self, turn: Turn) -> Settlement:
         if turn.first is None:
             return Settlement(Usage(), 0)
-        used = self.context.usage(turn.said, self._target.model)
+        used = self._seen(turn)
         return Settlement(used, self._cost(turn, used))
+
+    def _seen(self, turn: Turn) -> Usage:
+        return self.context.usage(turn.said, turn.route.targets[0].model)
 
     def _close(self, turn: Turn, status: Status, used: Usage, outcome: str) -> None:
         clock = self._books.clock.monotonic()
         first = None if turn.first is None else round((turn.first - turn.began) * 1000, 3)
         total = round((clock - turn.began) * 1000, 3)
         is_owed = status in CHARGED
-        key = None if self._target.own is None else OWN_KEY
+        target = turn.route.targets[0]
+        key = None if target.own is None else OWN_KEY
         used = used if is_owed else Usage()
         record = replace(
             self._record(turn, status),
@@ -200,13 +209,13 @@ class Turns:
             cost_nanousd=self._cost(turn, used) if is_owed else 0,
             first_token_ms=first,
             total_ms=total,
-            attempts=(Attempt(self._target.key, outcome, total if first is None else first, key),),
+            attempts=(Attempt(target.key, outcome, total if first is None else first, key),),
         )
         turn.account.close(record)
         self._books.closer.note(turn.call, record)
 
     def _cost(self, turn: Turn, used: Usage) -> int:
-        return cost_of(used, self._target.model.price, at=turn.call.created_at)
+        return cost_of(used, turn.route.targets[0].model.price, at=turn.call.created_at)
 
     def _record(self, turn: Turn, status: Status) -> UsageRecord:
-        return record_for(turn.call, turn.account.hold, self._route, self._target, status)
+        return record_for(turn.call, turn.account.hold, turn.route, turn.route.targets[0], status)

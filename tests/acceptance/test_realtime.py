@@ -11,14 +11,19 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from openai import OpenAI
 from openai.resources.realtime.realtime import RealtimeConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
+from billing.core.prices import cost_of
 from gateway.accounts.schemas import LimitsInput, SafetyInput
+from gateway.http.routes.sockets import realtime
 from gateway.realtime import relay
+from gateway.realtime.gateway import JudgedPace
+from protocol.usage import Usage
 from tests.support.audits import lasting_differences
 from tests.support.house import House, make_team
 from tests.support.scripted_realtime import SECOND, SPEECH, VOICE, Answer, ScriptedRealtime
@@ -394,6 +399,42 @@ def test_a_conversation_that_waits_is_looked_at_again(house: House, monkeypatch:
         end = closing(talk)
 
     assert (error.code, end) == ("team_suspended", (1008, "team_suspended"))
+
+
+def test_a_reload_reaches_an_open_conversation(
+    house: House, talk: RealtimeConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The response that is held already costs what it was held for; the next has the new price, and where its model is
+    served no more there is none."""
+    current, changes = realtime.edition_of, list[dict[str, Any]]()
+
+    def changed(request: Any) -> Any:
+        edition = current(request)
+        models = {name: replace(one, **changes[-1]) if changes else one for name, one in edition.catalog.models.items()}
+        return replace(edition, catalog=replace(edition.catalog, models=models))
+
+    monkeypatch.setattr(realtime, "edition_of", changed)
+    other = house.settings.models["small"].price  # one that the books know
+    costs = []
+    for change in ({"price": other}, None, {"capabilities": frozenset()}):
+        changes += [] if change is None else [change]
+        talk.response.create(response={"output_modalities": ["text"]})
+        costs.append(cost(row_of(house, heard(talk)[-1])))
+    error = heard(talk, "error")[-1].error
+    end = closing(talk)
+
+    then = Decimal(cost_of(Usage(100, output_tokens=30), other)) / 1_000_000_000
+    assert costs == [WORDS_COST, then, then] and then != WORDS_COST
+    assert (error.code, end) == ("service_unavailable", (1013, "service_unavailable"))
+
+
+def test_what_is_judged_has_its_time() -> None:
+    """No limit counts events, and each is read by the classifiers: what comes too fast waits."""
+    pace = JudgedPace()
+    burst = [pace.take(100.0, 10) for _ in range(201)]
+
+    assert burst[:-1] == [0.0] * 200 and pace.take(100.0, 10) == pytest.approx(0.1)
+    assert pace.take(200.0, 4096 * 1000) == 0.0 and pace.take(200.0, 0) == pytest.approx(80.1)
 
 
 @pytest.mark.parametrize("is_heard", [True, False])

@@ -54,7 +54,7 @@ async def open_realtime(request: AnyRequest) -> Response[bytes]:
         scope: Any = request.scope
         part_of(request, Refusals).note(scope, error)
 
-    session.relay = await part_of(request, Realtime).open(edition_of(request), call, renew, refused)
+    session.relay = await part_of(request, Realtime).open(lambda: edition_of(request), call, renew, refused)
     return answer({})
 
 
