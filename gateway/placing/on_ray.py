@@ -57,7 +57,8 @@ class RayPlacer:
         try:
             ray.init("auto", namespace=NAMESPACE, log_to_driver=False, ignore_reinit_error=True)
         except AWAY as exc:
-            raise CannotPlace(f"no Ray cluster answers; `ray start --head`, or $RAY_ADDRESS: {exc}") from exc
+            token = "RAY_AUTH_MODE=token where it asks for one"  # Ray turns it on by itself for no address
+            raise CannotPlace(f"no Ray cluster answers; `ray start --head`, or $RAY_ADDRESS, {token}: {exc}") from exc
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)  # with Ray's own a process aborts at SIGTERM
