@@ -37,8 +37,8 @@ async def delete_team(connection: AsyncConnection, team_id: str, act: Act, confi
     ended = Ended(**counted, held_usd=held)
     if confirm != team_id:
         raise Conflict(
-            f"A team is deleted for ever, and all that it keeps here. Of '{team_id}', {ended.keys} keys end, "
-            f"{ended.open_batches} open batches are cancelled, and its calls hold {held} USD. Confirm it with "
+            f"A team is deleted for ever, and all that it keeps here. Of '{team_id}' would end: {ended.keys} of its "
+            f"keys, {ended.open_batches} of its batches; calls that run hold {held} USD. Confirm it with "
             f"confirm={team_id}, or `tollgate teams delete {team_id} --yes`.",
             param="confirm",
             code="confirmation_needed",

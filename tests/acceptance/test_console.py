@@ -414,7 +414,8 @@ def test_a_curve_is_drawn_where_a_large_model_is_the_cheaper_one(house: House, p
 
 
 def test_a_new_key_is_kept_until_it_is_copied(house: House, page: Page) -> None:
-    """Made, it stays after a refresh, with a snippet that is ready; then it is gone from the tab."""
+    """Made, it stays after a refresh, with a snippet that is ready; then it is gone from the tab. It ends with its
+    team, once that one's id is typed."""
     team_id, _ = new_team(house)
     enter(page, house, house.admin_key, "teams", team=team_id)
     page.wait_text("Where the new key is used")
@@ -427,9 +428,17 @@ def test_a_new_key_is_kept_until_it_is_copied(house: House, page: Page) -> None:
         works = client.get("/v1/models").status_code
     page.click("I have copied it", "dialog button")
     page.wait("!document.body.innerText.includes('It is shown this once')")
+    kept = page.look("sessionStorage.getItem('tollgate-new-keys')")
+    page.look("globalThis.prompt = () => 'another'")
+    page.click("Delete", "dialog button")
+    page.wait_text(f"confirm={team_id}")
+    page.look(f"globalThis.prompt = () => {json.dumps(team_id)}")
+    page.click("Delete", "dialog button")
+    page.wait("!document.querySelector('dialog[open]')")
+    with house.client(made[0]) as client:
+        ended = client.get("/v1/models").status_code
 
-    assert works == 200
-    assert page.look("sessionStorage.getItem('tollgate-new-keys')") == "[]"
+    assert (works, ended, kept) == (200, 401, "[]")
 
 
 def test_a_limit_is_changed_where_it_stands(house: House, page: Page) -> None:

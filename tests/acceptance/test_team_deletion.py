@@ -132,7 +132,7 @@ def test_a_deleted_team_leaves_its_books_and_nothing_else(house: House, upstream
     assert before - KEPT >= {"provider_keys", "webhook_secrets", "idempotency", "stored_responses", "call_contents"}
     assert before >= {"conversations", "batches", "files", "api_keys", "admin_keys"} and cached == 1
     assert (asked.status_code, asked.json()["error"]["code"]) == (409, "confirmation_needed")
-    assert f"confirm={team.id}" in asked.text and "1 open batches" in asked.text
+    assert f"confirm={team.id}" in asked.text and "1 of its batches" in asked.text
     assert deleted.status_code == 200 and refused.status_code == 401
     assert told[-2:] == ["data: [DONE]", ""] and row["status"] == "answered"
     assert [answer.status_code for answer in again] == [404, 404, 404, 409]

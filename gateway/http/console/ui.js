@@ -52,7 +52,7 @@ export function PeriodBar({ query, go, usual = "today" }) {
         ([each, [words]]) => html`<button key=${each} aria-pressed=${each === name} onClick=${() => choose(each)}>${words}</button>`,
       )}
     </div>
-    <span class="dates"><input type="date" aria-label="First day" value=${from} max=${to} onChange=${typed("from")} /> –
+    <span class="dates"><input type="date" aria-label="First day" value=${from} max=${to} onChange=${typed("from")} /> – ${" "}
     <input type="date" aria-label="Last day" value=${to} min=${from} onChange=${typed("to")} /> <span class="soft">UTC</span></span>
   </div>`;
 }
@@ -80,10 +80,12 @@ export function price(value) {
   return `$${Number(value).toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 9 })}`;
 }
 
-// The dollars beside the ticks of an axis, with the digits that tell one from the next.
+// The dollars beside the ticks of an axis, with all digits of what lies between two of them: 0.025, not 0.03.
 export function usdTicks(ticks) {
-  const digits = ticks.length > 1 ? Math.ceil(-Math.log10(ticks[1] - ticks[0])) : 2;
-  return ticks.map((value) => usdWith(value, Math.max(2, digits)));
+  const step = ticks.length > 1 ? ticks[1] - ticks[0] : 1;
+  const isWhole = (digits) => Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) < 1e-6;
+  const digits = [2, 3, 4, 5, 6, 7, 8].find((each) => isWhole(each) && step * 10 ** each > 0.5) ?? 9;
+  return ticks.map((value) => usdWith(value, digits));
 }
 
 export function duration(ms) {

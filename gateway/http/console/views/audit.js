@@ -50,6 +50,6 @@ function shown(name, value) {
 function Field({ label, value, keep }) {
   const [said, setSaid] = useState(null);
   return html`<form onSubmit=${(event) => (event.preventDefault(), said !== null && (keep(said.trim() || null), setSaid(null)))}>
-    <input size="32" aria-label=${label} placeholder=${`${label}, then Enter`} value=${said ?? value ?? ""} onInput=${(event) => setSaid(event.target.value)} />
+    <input size="40" aria-label=${label} placeholder=${`${label}, then Enter`} value=${said ?? value ?? ""} onInput=${(event) => setSaid(event.target.value)} />
   </form>`;
 }
