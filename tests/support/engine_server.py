@@ -33,7 +33,7 @@ class EngineServer:
         """Return what /load says."""
         return httpx.get(self.url + "/load").json()
 
-    def wait_until_ready(self, within: float = 60) -> None:
+    def wait_until_ready(self, within: float = 180) -> None:
         """Wait until /health is well."""
         until(self._is_ready, within)
 
