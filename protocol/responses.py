@@ -259,6 +259,7 @@ class ReasoningConfig(Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None  # the older name of that
     context: str | None = None  # of which turns the thinking is shown
+    mode: Literal["standard"] | None = None  # another has a price of its own
 
 
 class ResponseStreamOptions(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

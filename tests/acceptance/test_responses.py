@@ -200,7 +200,7 @@ def test_items_of_every_kind_reach_the_model(client: httpx.Client, upstream: Scr
         {"type": "function_call_output", "call_id": "b", "output": [{"type": "input_text", "text": "fine"}]},
     ]
     more: dict[str, Any] = {
-        "reasoning": {"effort": "max", "summary": "auto"},
+        "reasoning": {"effort": "max", "summary": "auto", "mode": "standard"},
         "truncation": "auto",
         "include": ["reasoning.encrypted_content"],
     }
@@ -349,7 +349,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [WEATHER], "tool_choice": {"type": "computer"}}, "tool_choice.type", "Known here: "),
     ({"include": ["everything"]}, "include[0]", "Known here: "),
     ({"text": {"format": {"type": "text"}, "colour": 1}}, "text", "Known here: format, verbosity"),
-    ({"reasoning": {"mode": "pro"}}, "reasoning", "Known here: effort"),
+    ({"reasoning": {"mode": "pro"}}, "reasoning.mode", "Known here: standard"),
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "Known here: "),
     ({"service_tier": "priority"}, "service_tier", '"default"'),
     ({"max_output_tokens": 0}, "max_output_tokens", "from 1"),

@@ -1,5 +1,5 @@
-# vLLM's own tests of chats and messages (its source archive or a clone in PEERS/vllm) against a gateway before our
-# engine with a tiny random model: what is asked for holds, whatever the weights say. What fails is explained.
+# vLLM's own tests of chats, completions and messages (its source archive or a clone in PEERS/vllm) against a gateway
+# before our engine with a tiny random model: what is asked for holds, whatever the weights say. Failures are explained.
 
 from __future__ import annotations
 
@@ -26,10 +26,15 @@ SUITE = Path(os.environ.get("PEERS", ".")).absolute() / "vllm"
 STAND_IN = Path(__file__).parents[1] / "support" / "vllm_suite.py"
 GET = "git clone --depth 1 https://github.com/vllm-project/vllm into PEERS, or unpack its source archive (0.33.0) there"
 TEMPLATE = "{% for tool in tools or [] %}{{ tool.function.name }}<tool_call>{% endfor %}" + CHAT_TEMPLATE
-MODELS = ("HuggingFaceH4/zephyr-7b-beta", "zephyr-lora", "Qwen/Qwen2.5-1.5B-Instruct", "claude-3-7-sonnet-latest")
+MODELS = (
+    *("HuggingFaceH4/zephyr-7b-beta", "zephyr-lora", "Qwen/Qwen2.5-1.5B-Instruct", "claude-3-7-sonnet-latest"),
+    *("Qwen/Qwen3-0.6B", "Qwen/Qwen2-1.5B-Instruct"),
+)
 ENDS = [184, 185, 186, 187]  # bytes that are in no text: a reply has some 65 tokens
 FILES = {
-    "entrypoints/openai/chat_completion": ("chat", "chat_completion"),
+    "entrypoints/openai/chat_completion": ("chat", "chat_completion", "chat_logit_bias_validation"),
+    "entrypoints/openai/completion": ("completion",),
+    "tool_use": ("chat_completions",),
     "entrypoints/anthropic": ("messages",),
 }
 RANDOM = "a random model answers nothing of use, calls no tool unasked, and may end a JSON text late"
@@ -42,6 +47,15 @@ EXPECTED = {
     "chat_completion::test_kv_transfer_prompt_token_ids_streaming": ALONE,
     "chat_completion::test_per_request_metrics_non_streaming": ALONE,
     "chat_completion::test_per_request_metrics_on_final_usage_chunk": ALONE,
+    "completion::test_completion_truncation_side_controls_prompt_truncation": ALONE,
+    "completion::test_logprob_token_ids": ALONE,
+    "completion::test_logprob_token_ids_stream": ALONE,
+    "completion::test_prompt_logprobs_completion": ALONE,
+    "completion::test_completion_stream_options": f"continuous_usage_stats: {ALONE}",
+    "completion::test_batch_completions": "beam search is vLLM's alone",
+    "completion::test_single_completion": "a token is a byte here, so the prompt has more of them",
+    "chat_completions::test_response_format_with_tool_choice_required": RANDOM,
+    "chat::test_chat_completion_n_parameter_streaming": RANDOM,
     "chat::test_single_chat_session": "our usage has cost_usd and details, where vLLM's is three numbers",
     "chat::test_chat_streaming": "the last chunk has the finish_reason and no words, as OpenAI's",
     "chat::test_custom_role": "roles are OpenAI's",
