@@ -69,7 +69,7 @@ EXPECTED = {
     "messages::test_anthropic_tool_call": RANDOM,
     "messages::test_anthropic_structured_output": RANDOM,
     "messages::test_anthropic_streaming": "message_start counts the words that come with it, vLLM's says 0",
-    "messages::test_anthropic_streaming_cache_usage": "both events tell what the cache had apart, as Anthropic's, vLLM's message_start does not",
+    "messages::test_anthropic_streaming_cache_usage": "message_start tells apart what the cache had, vLLM's does not",
 }
 
 pytestmark = [
