@@ -36,7 +36,7 @@ EXPECTED = {
     r"'purpose' is batch": "files are for batches",
     r"Only a response in the background|'starting_after' needs|cannot be cancelled": "what came whole is here already",
     r"'after'|after one batch or before|has not ended|'claude-1.3'": "a page, an end, a model that is none",
-    r"'(billing_policy|inference_geo|compaction)' is|'best_of' must|by voice takes": "refused by name",
+    r"'(billing_policy|inference_geo|compaction|thread|container)' is|'best_of' must|by voice takes": "refused by name",
     r"'stream_options' needs|'tools\[0\]' cannot|'additionalProperties' must": "not what the real APIs take either",
     r"CompactedResponse|Did not match any variants": "compacted, a user's words stay, as OpenAI's; its type has none",
     r"CreateEmbeddingResponse": "strict, the package refuses the base64 that it asks for itself",
