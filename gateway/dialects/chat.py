@@ -103,9 +103,8 @@ def check_sampling(request: Any) -> None:
     require_between(request.presence_penalty, -2, 2, "presence_penalty")
     require_between(request.frequency_penalty, -2, 2, "frequency_penalty")
     if request.logit_bias:
-        ids = (token.isascii() and token.isdigit() and len(token) < 10 for token in request.logit_bias)
-        strange = next((token for token, is_id in zip(request.logit_bias, ids, strict=True) if not is_id), None)
-        require(strange is None, "logit_bias", f"'logit_bias' names token ids, and {str(strange)[:40]!r} is none.")
+        are_ids = all(token.isascii() and token.isdigit() and len(token) < 10 for token in request.logit_bias)
+        require(are_ids, "logit_bias", "'logit_bias' names token ids: numbers of at most nine digits, as text.")
     if isinstance(request.stop, tuple):
         require(len(request.stop) <= MOST_STOPS, "stop", f"'stop' may hold at most {MOST_STOPS} sequences.")
     require(

@@ -271,7 +271,7 @@ def test_a_stream_that_breaks_raises(client: Anthropic, upstream: ScriptedUpstre
         ("messages", [{"role": "user", "content": []}]),
         ("messages", [{"role": "user", "content": ""}]),
         ("cache_control", {"type": "ephemeral", "ttl": "2h"}),
-        ("tools", [{"type": "web_fetch_20250910", "name": "web_fetch"}]),
+        ("tools", [{"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}]),
         ("mcp_servers", [{"url": "https://a"}]),
         ("temperature", 1.5),
         ("stop_sequences", [" "]),

@@ -154,7 +154,8 @@ def test_a_tool_of_claudes_own_goes_to_claude_alone(house: House, upstream: Scri
     computer = {"type": "computer_20250124", "name": "computer", "display_width_px": 800, "display_height_px": 600}
     body = {"model": "claude", "max_tokens": 9, "messages": [USER], "tools": [computer]}
     answer, other = post(house, "messages", body), post(house, "messages", body | {"model": "small"})
-    server = post(house, "messages", body | {"tools": [{"type": "code_execution_20250825", "name": "code_execution"}]})
+    searching = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    server = post(house, "messages", body | {"tools": [searching]})
 
     assert answer.status_code == 200
     assert (upstream.requests[0].body or {})["tools"] == [computer]

@@ -95,7 +95,7 @@ def test_models_are_listed_and_shown(openai: OpenAI) -> None:
 
     named = ["small", "large", "claude", "gpt", "gpt-entra", "native-before", "native-unpriced", "gemini"]
     others = ["painter", "brush", "native", "sketch", "canvas", "voice", "actor", "scribe", "clerk"]
-    assert names == [*named, *others, "talker", "classic-talker", "ranker", "auto", "old-name"]
+    assert names == [*named, *others, "talker", "classic-talker", "speaker", "silent", "ranker", "auto", "old-name"]
     assert openai.models.retrieve("old-name").id == "old-name"
 
 

@@ -58,7 +58,7 @@ def line_of(house: House, key: str, path: str = CHAT, **said: Any) -> tuple[http
         ("plain", CHAT, {"json": {**ASK, "model": "nothing"}}, 404, "model_not_found", "unknown", None),
         ("plain", CHAT, {"json": {**ASK, "temperature": 9}}, 400, "invalid_value", "small", None),
         ("plain", CHAT, {"json": {**ASK, "messages": LONG}}, 400, "context_length_exceeded", "small", None),
-        ("plain", CHAT, {"json": {**ASK, "audio": {}}}, 400, "unsupported_parameter", "small", None),
+        ("plain", CHAT, {"json": {**ASK, "prediction": {}}}, 400, "unsupported_parameter", "small", None),
         ("plain", CHAT, {"content": b'{"model": "' + SAID.encode()}, 400, "invalid_json", None, None),
         ("plain", "/v1/messages", {"json": {**ASK, "temperature": 9}}, 400, "invalid_value", "small", None),
         ("plain", CHAT, {"json": ASK, "headers": {"x-team-id": "x"}}, 403, "permission_denied", None, None),

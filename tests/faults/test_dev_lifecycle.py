@@ -135,7 +135,7 @@ def test_the_example_sets_its_teams_up_once(house: DevHouse, tmp_path: Path, tea
     there, keyed = (teams_of(house, what, admin) for what in ("teams", "keys"))
 
     assert [run.returncode for run in runs] == [0, 0], runs[0].stderr + runs[1].stderr
-    assert [run.stdout.count("tg-") for run in runs] == [teams - len(earlier), 0]
+    assert [len(re.findall(r"\ttg-[\w-]{43}\t", run.stdout)) for run in runs] == [teams - len(earlier), 0]
     assert len(there) == teams and sorted(keyed) == sorted(there)
 
 
