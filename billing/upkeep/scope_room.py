@@ -68,12 +68,13 @@ USED = text(f"""
 """)  # noqa: S608  (the words are ours; a hash goes on with 0 to f)
 
 # By Postgres's clock. Two lines for each scope and unit: of the month, and of the day. An owner tells once a second
-# what of a lease is used and held; what of it rows have spent meanwhile is held no more.
+# what of a lease is used and held; what of it rows have spent meanwhile is held no more. Of past days owners keep
+# nothing ahead, and what they tell is not read for each: it may be long.
 LEASED = text("""
     WITH at AS (SELECT CAST(clock_timestamp() AT TIME ZONE 'UTC' AS date) AS today),
     parts AS (
         SELECT scope, unit, day = today AS of_day, true AS of_month, spent AS used, CASE
-                   WHEN holds IS NULL OR seen_at < clock_timestamp() - make_interval(secs => :alive)
+                   WHEN day < today OR holds IS NULL OR seen_at < clock_timestamp() - make_interval(secs => :alive)
                    THEN granted - returned - spent
                    ELSE greatest(0, least(granted - returned, coalesce(CAST(
                        holds ->> concat_ws(' ', scope, unit, to_char(day, 'YYYY-MM-DD')) AS bigint), 0)) - spent)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from billing.core.holds import Hold, Limits, RefusedHold
 from billing.journal.owner_files import note_told
 from billing.quotas.lease_store import NANOUSD, RESERVATIONS, PostgresLeases, Told
 from billing.quotas.reservations import Reservations
+from billing.upkeep.scope_room import Budget, scope_rooms
 from gateway.storage.database import Database
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
@@ -271,3 +273,21 @@ async def test_each_failover_is_found_once(start: Start, database: Database) -> 
 
     assert second > first
     assert await store.found_failover(first) == await store.found_failover(None) == second
+
+
+async def test_of_a_past_day_all_that_is_not_given_back_is_held(database: Database) -> None:
+    """Owners give back what they have drawn ahead of it, and what they tell of running calls is not asked for it."""
+    day = text("SELECT CAST(clock_timestamp() AT TIME ZONE 'UTC' AS date)")
+    async with database.begin() as connection:
+        today = (await connection.execute(day)).scalar_one()
+        yesterday = today - timedelta(days=1)
+        for statement in (
+            "INSERT INTO owners (id, started_at, seen_at, watermark, holds) VALUES ('o', now(), now(), now(), '{}')",
+            "INSERT INTO leases (owner, scope, unit, day, granted, returned, spent)"
+            " SELECT 'o', 'team:a', 'nanousd', day, 90, 50, 10 FROM unnest(CAST(:days AS date[])) AS day",
+        ):
+            await connection.execute(text(statement), {"days": [today, yesterday]} if ":days" in statement else {})
+        room = (await scope_rooms(connection, {"team:a": CAP}))["team:a"]
+
+    assert room.nanousd_today == Budget(used=10, held=0, cap=10_000_000)
+    assert room.nanousd_this_month.held == (30 if yesterday.month == today.month else 0)
