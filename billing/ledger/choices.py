@@ -153,7 +153,7 @@ UNSUMMED = text("""
           EXCEPT SELECT day FROM closed_days WHERE summed_at IS NOT NULL) AS ended,
          LATERAL (SELECT sum(calls) AS calls FROM usage_daily WHERE usage_daily.day = ended.day
                   AND (CAST(:team_id AS text) IS NULL OR team_id = :team_id)) AS of_day
-    WHERE calls > 0
+    WHERE calls IS NOT NULL
 """)
 BY_CALL = f"""
     SELECT team_id, asked.name AS asked, tier, complexity >= asked.quality AS suffices,

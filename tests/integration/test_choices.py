@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime, timedelta
 from sqlalchemy import text
 
 from billing.core.prices import Price
-from billing.core.records import Status
+from billing.core.records import HEDGE, Status
 from billing.ledger.choices import Alternative, AskedSum, asked_sums, unsummed
 from billing.ledger.ledger import insert_records
 from billing.upkeep.sweep import close_days, sum_asked
@@ -68,6 +68,15 @@ async def test_calls_are_added_up_by_name_tier_and_verdict(database: Database) -
         ("team_b", 1),
     ]
     assert await asked(database, day=TODAY - timedelta(days=1)) == []
+
+
+async def test_a_second_attempt_that_is_alone_on_its_day_costs(database: Database) -> None:
+    """Its call began before midnight. It is no request, and what it cost is there."""
+    record = make_record(SetClock().new_id(), model_asked="large", route_reason=HEDGE)
+    async with database.begin() as connection:
+        await insert_records(connection, [record], today=TODAY)
+
+    assert [(one.requests, one.cost_nanousd) for one in await asked(database)] == [(0, record.cost_nanousd)]
 
 
 async def test_a_closed_day_tells_the_same_by_its_sums(database: Database) -> None:
