@@ -17,6 +17,7 @@ from gateway.calls.estimate import (
     tokens_of,
 )
 from gateway.inference.failover import FailoverStream
+from protocol.chat import ChatReply
 from protocol.events import Delta
 from protocol.inference import Generation, WholeReply
 from protocol.media.audio import SpeechRequest, TranscriptionRequest
@@ -75,6 +76,9 @@ class Meter:
         self._tier = getattr(whole, "service_tier", None)
         if isinstance(whole, ImageReply):
             self._picture = whole.quality, whole.size
+        if isinstance(whole, ChatReply):
+            voices = [choice.message.audio for choice in whole.choices]
+            self._spoken = sum(spoken_tokens(audio.transcript) for audio in voices if audio is not None)
         if not isinstance(self._call.request, Generation):
             self._told = filled_in(self._call.request, self._source.answering.target.model, self._prompt, told)
         elif told is None:
@@ -99,7 +103,7 @@ class Meter:
             return filled_in(self._call.request, self._source.answering.target.model, self._prompt, self._told)
         told, seen = self._told, self.output_seen
         if told is not None and seen == self._seen_when_told and (told.output_tokens or not seen):
-            return told
+            return self._with_sound(told) if self._spoken and not told.audio_output_tokens else told
         if self._prompt_seen is None:
             self._prompt_seen = self._probable_prompt()
             self._most = self._output_most()
@@ -139,6 +143,10 @@ class Meter:
         if self._call.routing.tier is not Tier.BATCH or (price := self.price).batch_discount == 1.0:
             return 0
         return max(0, cost_of(usage, price, at=self._call.created_at) - cost)
+
+    def _with_sound(self, told: Usage) -> Usage:
+        """Return what an upstream counted that does not tell sound from words."""
+        return replace(told, audio_output_tokens=min(self._spoken, told.output_tokens - told.reasoning_tokens))
 
     def _probable_prompt(self) -> int:
         if (told := self._source.answering.prompt) is not None:

@@ -7,14 +7,16 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.calls.call import Call
+from gateway.calls.estimate import spoken_tokens
 from gateway.core.principals import Caller, Team
 from gateway.inference.meter import Meter
 from gateway.upstreams.anthropic.events import AnthropicEvents
 from gateway.upstreams.openai.events import OpenAIEvents
 from gateway.upstreams.wire.base import EventStream
-from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, Message, ReplyMessage
+from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, Message, ReplyMessage, Spoken
 from protocol.events import Delta, UsageReport
 from protocol.inference import WholeReply
 from protocol.usage import Usage
@@ -151,3 +153,18 @@ def test_a_prompt_that_was_told_before_its_answer_is_charged_as_it_was_told() ->
     meter.take(Delta(text="word"))
 
     assert meter.usage() == Usage(6436, cached_input_tokens=6400, output_tokens=1)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_sound_that_is_not_told_from_words_is_charged_as_sound(is_whole: bool) -> None:
+    """Where an upstream counts what was said and not how much of it aloud, the transcript tells."""
+    counted, said = Usage(10, output_tokens=84), "Two coins a gate"
+    meter = meter_of(counted if is_whole else None)
+    if is_whole:
+        message = ReplyMessage(audio=Spoken("audio_1", "AAAA", 1, said))
+        meter.take_whole(ChatReply(choices=(Choice(index=0, message=message, finish_reason=FinishReason.STOP),)))
+    else:
+        meter.take(Delta(text=said, spoken=Spoken("audio_1", "AAAA")))
+        meter.tell(counted)
+
+    assert meter.usage() == replace(counted, audio_output_tokens=spoken_tokens(said))
