@@ -201,9 +201,10 @@ class HostedTool(Tool, frozen=True):
     """A tool that the upstream runs for the model, as a search of the web: of Anthropic's API, and of OpenAI's
     responses."""
 
-    most: int = 0  # calls in one request, of all such tools together
+    most: int = 0  # calls in one request; of all such tools together, unless ``calls`` says that
     unit: str = "web_searches"  # of a usage, in which they are counted; "": they cost nothing but tokens
     found: int | None = None  # tokens that a call of it may add to the prompt, where that is said
+    calls: int = 0  # in one request, of all such tools together, where each has a bound of its own
 
 
 class NamedFunction(Struct, frozen=True):

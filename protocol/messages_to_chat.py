@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from protocol.chat import (
     ChatRequest,
@@ -88,7 +90,7 @@ def to_chat(request: MessagesRequest) -> ChatRequest:
         top_p=request.top_p,
         stop=request.stop_sequences or None,
         stream=request.stream,
-        tools=tuple(map(_tool, request.tools)) if request.tools else None,
+        tools=_tools(request.tools) if request.tools else None,
         tool_choice=_choice(request.tool_choice) if request.tools else None,
         parallel_tool_calls=False if getattr(request.tool_choice, "disable_parallel_tool_use", None) else None,
         response_format=JsonSchemaFormat(JsonSchema("answer", form.schema, strict=True)) if form else None,
@@ -214,6 +216,17 @@ def _image(source: Base64Source | UrlSource) -> ImagePart:
 def _misplaced(block: Block, where: str) -> BadRequest:
     kind = type(block).__struct_config__.tag
     return BadRequest(f"A block of type '{kind}' has no place in a turn of that role.", param=where)
+
+
+def _tools(tools: Iterable[MessageTool]) -> tuple[Tool, ...]:
+    """Return tools as functions. Each that the upstream runs has a bound of its own, and the model reads its prompt
+    anew after the calls of them all; after ``MOST_SEARCHES`` the turn is paused, unless one is asked for more."""
+    told = tuple(map(_tool, tools))
+    bounds = [tool.most for tool in told if isinstance(tool, HostedTool)]
+    if len(bounds) < 2:
+        return told
+    calls = max(*bounds, min(sum(bounds), MOST_SEARCHES))
+    return tuple([replace(tool, calls=calls) if isinstance(tool, HostedTool) else tool for tool in told])
 
 
 def _tool(tool: MessageTool) -> Tool:

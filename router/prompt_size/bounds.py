@@ -186,7 +186,7 @@ def input_tokens_most(request: Request, model: ModelSpec, prompt: PromptBound | 
     """
     prompt = bound_prompt(request) if prompt is None else prompt
     most = min(prompt.tokens_on(model), model.context * number_of_prompts(request))
-    if calls := max((tool.most for tool in _hosted(request)), default=0):
+    if calls := max((max(tool.most, tool.calls) for tool in _hosted(request)), default=0):
         each = max(SEARCH_TOKENS if tool.found is None else tool.found for tool in _hosted(request))
         said, found = output_tokens_most(request, model, prompt), each * calls * (calls + 1) // 2
         most = min((calls + 1) * (most + said) + found, (calls + 1) * model.context)

@@ -274,7 +274,13 @@ def test_what_a_search_may_cost_is_held() -> None:
     model = replace(TARGET.model, context=200_000, price=replace(TARGET.model.price, web_search=to_nano("0.01")))
     plain, two = (usage_most(to_chat(asked(tools=tools)), model) for tools in (None, [SEARCH | {"max_uses": 2}]))
     unsaid = usage_most(to_chat(asked(tools=[SEARCH])), model)
+    fetch = {"type": "web_fetch_20250910", "name": "web_fetch", "max_uses": 2}
+    both, all_ten = (
+        usage_most(to_chat(asked(tools=[SEARCH | {"max_uses": most}, fetch])), model).input_tokens for most in (2, 10)
+    )
 
+    assert both >= 5 * (plain.input_tokens + plain.output_tokens) + 20_000 * (1 + 2 + 3 + 4)
+    assert unsaid.input_tokens <= all_ten <= 11 * 200_000  # then the turn is paused
     assert two.web_searches == 2 and unsaid.web_searches == 10
     assert two.input_tokens >= 3 * plain.input_tokens + 2 * plain.output_tokens + 20_000 + 40_000
     assert two.input_tokens < unsaid.input_tokens <= 11 * 200_000
