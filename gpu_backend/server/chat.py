@@ -114,7 +114,9 @@ def read_chat(front: Front, raw: bytes) -> ChatJob:
         if grammar is not answer:
             message = f"'{grammar_field}' says what the reply looks like, 'tool_choice' that it is a call. Send one."
             raise invalid_param("tool_choice", message)
-        grammar, grammar_field = tool_use.grammar, "tools"
+        grammar = tool_use.grammar
+        if body.tool_choice not in (None, "auto"):
+            grammar_field = "tools"
     effort = body.reasoning_effort if body.reasoning_effort != "none" else None
     text = render_chat(checkpoint, body.messages, tool_use.tools if tool_use is not None else (), effort)
     if chat is not None and chat.is_harmony and grammar is not None:

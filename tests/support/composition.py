@@ -68,7 +68,7 @@ ENGINE_FEATURES = {
 # other. tests/integration/gpu_backend/test_composition.py has a test for each pair; heads answer all.
 APART: dict[frozenset[str], str] = {
     frozenset(("n", "resume_token_ids")): "a reply is resumed alone: refused unless n is 1",
-    frozenset(("grammar", "tools")): "a reply has one grammar: a response format beside a forced tool is refused",
+    frozenset(("grammar", "tools")): "a reply has one grammar: an expression beside a forced tool is refused",
     **{frozenset(pair): "an engine has one method" for pair in combinations(("ngram", "draft", "eagle3", "mtp"), 2)},
     frozenset(("eagle3", "pipeline parallel")): "it reads layers that lie in several stages: refused",
     frozenset(("kv transfer", "tensor parallel")): "blocks are exchanged by engines of one process: refused",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from gpu_backend.server.checkpoint.checkpoint import Checkpoint
 from gpu_backend.server.checkpoint.tokens import TextCodec
@@ -39,7 +38,7 @@ class ToolUse:
 def read_tools(body: ChatRequest, checkpoint: Checkpoint, answer: Grammar | None = None) -> ToolUse | None:
     """Return what may be called, None for nothing. Raises ``BadRequest``, also for a model that knows no tools.
 
-    ``answer`` is the schema of an answer in text: it binds a reply that is no call.
+    ``answer`` is the schema of an answer in text: it binds a reply that is no call, and no call's arguments.
     """
     if not body.tools:
         if body.tool_choice not in (None, "none", "auto"):
@@ -70,7 +69,8 @@ def read_tools(body: ChatRequest, checkpoint: Checkpoint, answer: Grammar | None
     elif body.tool_choice == "required":
         grammar = _grammar(body.tools, style, checkpoint.codec, several=several)
     elif answer is not None and style is not ToolStyle.HARMONY:
-        grammar = _grammar(body.tools, style, checkpoint.codec, several=several, answer=answer.text)
+        bound = _grammar(body.tools, style, checkpoint.codec, several=several, answer=answer.text)
+        return ToolUse(body.tools, style, bound, not several)
     else:
         stops = () if several or style is not ToolStyle.HERMES else (CLOSE,)
         return ToolUse(body.tools, style, None, not several, stops)
@@ -89,13 +89,15 @@ def _grammar(
     key = "arguments" if style is ToolStyle.HERMES else "parameters"
     rules, otherwise = [], ""
     if answer:
-        rules, otherwise = [f"answer: %json {json.dumps(json.loads(answer) | BLANKS)}"], " | answer"
+        rules = [f"answer: %json {json.dumps(json.loads(answer) | BLANKS, ensure_ascii=False)}"]
+        otherwise = " | answer"
     for number, tool in enumerate(tools):
-        schema = {"type": "object", **(tool.function.parameters or {}), **BLANKS}
-        if (
-            answer and style is ToolStyle.LLAMA
-        ):  # both are objects: a text of its own would be taken for their beginning
-            rules.append(f"call{number}: %json {json.dumps(_call(tool.function.name, schema))}")
+        # Where the model may call or not, the arguments are any object, as without a schema of the answer.
+        schema = {"type": "object", **({} if answer else tool.function.parameters or {}), **BLANKS}
+        if answer and style is ToolStyle.LLAMA:  # both are objects: a text would be taken for the beginning of either
+            said = {"name": {"const": tool.function.name}, "parameters": schema}
+            call = {"type": "object", "properties": said, "required": [*said], "additionalProperties": False}
+            rules.append(f"call{number}: %json {json.dumps(call | BLANKS)}")
             continue
         head = json.dumps('{"name": ' + json.dumps(tool.function.name) + f', "{key}": ')
         rules.append(f'call{number}: {head} %json {json.dumps(schema)} "}}"')
@@ -106,13 +108,6 @@ def _grammar(
     closer = f'"\\n" {CLOSE}' if codec.is_special(CLOSE) else json.dumps("\n" + CLOSE)
     start = 'start: wrapped ("\\n" wrapped)*' if several else "start: wrapped"
     return Grammar(GrammarKind.LARK, "\n".join([start + otherwise, f"wrapped: {opener} ({body}) {closer}", *rules]))
-
-
-def _call(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a call; what its parameters refer to stays where it is looked for."""
-    shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
-    said = {"name": {"const": name}, "parameters": parameters}
-    return {"type": "object", "properties": said, "required": [*said], "additionalProperties": False} | shared | BLANKS
 
 
 def _check(tools: tuple[Tool, ...]) -> None:

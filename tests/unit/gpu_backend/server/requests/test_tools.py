@@ -15,7 +15,7 @@ from gpu_backend.server.checkpoint.checkpoint import load_checkpoint
 from gpu_backend.server.checkpoint.tool_calls import ToolStyle
 from gpu_backend.server.requests.tools import read_tools
 from gpu_backend.step.grammar import GrammarCompiler
-from gpu_backend.step.messages import FinishReason, Generate
+from gpu_backend.step.messages import Command, Event, FinishReason, Generate, NewTokens
 from gpu_backend.step.sampling_params import Grammar, GrammarKind
 from protocol.chat import ChatRequest, Tool
 from protocol.decoding import convert
@@ -132,10 +132,13 @@ def test_a_forced_call_has_a_grammar(engine: FakeEngine, http: httpx.Client, cho
 
 @pytest.mark.parametrize("style", [ToolStyle.HERMES, ToolStyle.LLAMA])
 def test_a_schema_binds_the_answer_and_leaves_the_calls(tmp_path: Path, style: ToolStyle) -> None:
-    """A model that may call does so, or answers by the schema; it says nothing else."""
+    """A model that may call does so, or answers by the schema; it says nothing else. Arguments are any object,
+    also where no grammar could bind them."""
     pytest.importorskip("llguidance")
     checkpoint = load_checkpoint(write_small_files(tmp_path, HERMES if style is ToolStyle.HERMES else LLAMA))
-    body = ChatRequest(model="tiny", messages=(), tools=convert([ADD, SUB], tuple[Tool, ...]))
+    unlike = {"type": "array", "uniqueItems": True, "description": "x" * 300_000}
+    sort = {"type": "function", "function": {"name": "sort", "parameters": {"properties": {"a": unlike}}}}
+    body = ChatRequest(model="tiny", messages=(), tools=convert([ADD, SUB, sort], tuple[Tool, ...]))
     answer = Grammar(
         GrammarKind.JSON_SCHEMA, '{"type": "object", "properties": {"b": {}}, "additionalProperties": false}'
     )
@@ -143,10 +146,29 @@ def test_a_schema_binds_the_answer_and_leaves_the_calls(tmp_path: Path, style: T
     assert use is not None and use.style is style and use.grammar is not None
     compiled = GrammarCompiler(tmp_path, 260, frozenset({END})).compile(use.grammar).result()
     call = ONE if style is ToolStyle.HERMES else '{"name": "add", "parameters": {"a": 1}}'
+    other = call.replace("add", "sort").replace("1", "[2, 2]")
+    said = [call, other, '{"b": 1}', "{}", '{"c', "A", "["]
 
-    assert [compiled.copy().accept(token_ids(text)) is None for text in (call, '{"b": 1}', "{}", '{"c', "A", "[")] == [
-        True, True, True, False, False, False
-    ]  # fmt: skip
+    assert [text for text in said if compiled.copy().accept(token_ids(text)) is None] == said[:4]
+
+
+@pytest.mark.parametrize(("choice", "param"), [("auto", "response_format"), ("required", "tools")])
+def test_a_grammar_that_cannot_be_followed_names_whose_it_is(
+    engine: FakeEngine, http: httpx.Client, choice: str, param: str
+) -> None:
+    """Beside tools that may be called it is the answer's, else the tools'."""
+
+    def refuse(command: Command) -> list[tuple[Event, ...]]:
+        words = {"error": "it has 'not'", "is_bad_grammar": True}
+        is_asked = isinstance(command, Generate)
+        return [(NewTokens(command.request_id, 0, (), finish_reason=FinishReason.ERROR, **words),)] if is_asked else []
+
+    engine.script = refuse
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}
+    body = {**CHAT, "tools": [ADD], "tool_choice": choice, "response_format": schema}
+    error = http.post("/v1/chat/completions", json=body).json()["error"]
+
+    assert error["param"] == param and error["message"].startswith(f"'{param}' cannot be followed")
 
 
 @pytest.mark.parametrize(
