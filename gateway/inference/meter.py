@@ -93,9 +93,9 @@ class Meter:
             self._told = replace(told, output_tokens=said, audio_output_tokens=spoken)
 
     def so_far(self) -> Settlement:
-        """Return what was used so far, and what it costs."""
+        """Return what was used so far, and what it costs: nothing, where the cache has it."""
         usage = self.usage()
-        return Settlement(usage, self.cost_of(usage))
+        return Settlement(usage, 0 if self._source.answering.is_kept else self.cost_of(usage))
 
     def usage(self) -> Usage:
         """Return what was used so far: all of it, once the reply has ended."""
@@ -116,7 +116,8 @@ class Meter:
         prompt = self._source.answering.prompt or NOTHING_TOLD
         usage = Usage(
             self._prompt_seen,
-            cached_input_tokens=prompt.cached_input_tokens,
+            # Told by a replica that goes on with a reply of one that told nothing, it may be more than was reckoned.
+            cached_input_tokens=min(prompt.cached_input_tokens, self._prompt_seen),
             output_tokens=seen,
             gpu_seconds=gpu_seconds,
             extra_requests=extra,

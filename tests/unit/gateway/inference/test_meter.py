@@ -40,7 +40,8 @@ def meter_of(told: Usage | None = None, said: str = "hi", prompt: Usage | None =
         started=0.0,
     )
     target = Target(model("small"), Endpoint("here", "http://upstream"))
-    source = SimpleNamespace(answering=SimpleNamespace(target=target, usage=told, prompt=prompt), tokens_made=0)
+    answering = SimpleNamespace(target=target, usage=told, prompt=prompt, is_kept=False)
+    source = SimpleNamespace(answering=answering, tokens_made=0)
     return Meter(call, cast(Any, source), bound_prompt(request).closely())
 
 
@@ -168,3 +169,14 @@ def test_sound_that_is_not_told_from_words_is_charged_as_sound(is_whole: bool) -
         meter.tell(counted)
 
     assert meter.usage() == replace(counted, audio_output_tokens=spoken_tokens(said))
+
+
+def test_no_more_of_a_prompt_was_cached_than_it_has() -> None:
+    """A replica that goes on with a reply of an older one, which told nothing, may count more than was reckoned."""
+    meter = meter_of()
+    meter.take(Delta(text="word"))
+    reckoned = meter.usage().input_tokens
+    meter._source.answering.prompt = Usage(6436, cached_input_tokens=6400)  # type: ignore[misc]
+    meter.take(Delta(text="word"))
+
+    assert reckoned < 100 and meter.usage() == Usage(reckoned, cached_input_tokens=reckoned, output_tokens=2)
