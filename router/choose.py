@@ -131,7 +131,7 @@ def _named_route(
     needs = needs_of(request, options, [model, *spares])
     part = part_that_can(model, needs)
     refusal = None if part is not None else explain_refusal(model.everywhere, needs, options, catalog)
-    if refusal is not None and not isinstance(refusal, ContextTooShort):
+    if refusal is not None and not isinstance(refusal, (ContextTooShort, NoReplica)):
         raise refusal
     targets = [] if part is None else by_preference(part, catalog, health, spread)
     for spare in spares:

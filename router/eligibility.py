@@ -14,9 +14,9 @@ from protocol.completions import CompletionRequest
 from protocol.embeddings import RerankRequest
 from protocol.inference import Generation, Request
 from protocol.media.images import ImageRequest
-from router.catalog.capabilities import FIELD_OF, missing_capabilities, needed_capabilities
+from router.catalog.capabilities import FIELD_OF, TOLD_BY_ENGINES, missing_capabilities, needed_capabilities
 from router.catalog.catalog import Catalog
-from router.catalog.errors import ContextTooShort, CostLimitTooLow, LacksCapability, NoTargetFits
+from router.catalog.errors import ContextTooShort, CostLimitTooLow, LacksCapability, NoReplica, NoTargetFits
 from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import Capability, ModelSpec, Tier
 from router.prompt_size.bounds import cost_most, hosted_most
@@ -119,11 +119,13 @@ def shortcomings(model: ModelSpec, needs: Needs) -> list[Shortcoming]:
 
 def explain_refusal(
     models: Sequence[ModelSpec], needs: Needs, options: RoutingOptions, catalog: Catalog
-) -> NoTargetFits:
+) -> NoTargetFits | NoReplica:
     """Return the error for a request that none of ``models`` can serve: the first need that leaves none of them."""
     asked = needs.request.model
     able = [model for model in models if needs.capabilities <= model.capabilities]
     if not able:
+        if any(one.follows_engine and needs.capabilities <= one.capabilities | TOLD_BY_ENGINES for one in models):
+            return NoReplica(f"No replica of '{asked[:100]}' was heard yet, so what it can do is not known. Try again.")
         nearest = max(models, key=lambda model: len(needs.capabilities & model.capabilities))
         missing = missing_capabilities(needs.capabilities, nearest)
         return LacksCapability(

@@ -30,6 +30,7 @@ EVERY = 1.0  # seconds between looks at an engine that calls are at,
 IDLE_EVERY = 10.0  # and at one that none is at
 PART = 8  # an engine's queue is to be this part of what it runs; and a step up or down this part of what it takes
 TAKES_NONE = frozenset({"starting", "sleeping", "draining"})
+NOT_OURS = frozenset({"malformed", "status_404"})  # how what is no engine of ours answers when it is asked for its load
 
 
 def is_full(report: EngineLoad) -> bool:
@@ -94,6 +95,7 @@ class EngineWatch:
         watched = {one.endpoint.base_url for one, _ in self._watched}
         self._looked = {where: at for where, at in self._looked.items() if where in watched}
         self._serving = {where: instance for where, instance in self._serving.items() if where in watched}
+        self._told.keep(watched)
         self._kv_events.keep(
             {one.endpoint.base_url for one, room in self._watched if room and len(one.provider.endpoints) > 1}
         )
@@ -129,12 +131,12 @@ class EngineWatch:
         where = replica.endpoint.base_url
         try:
             report = await ask_load(self._client, self._providers, replica)
-        except UpstreamFailure:
+        except UpstreamFailure as exc:
             if room is not None:
                 room.state = ""
                 self._limiter.resize(room, None, is_full=False)  # its breakers decide whether it is called
                 self._kv_events.lose(where)
-            return False
+            return exc.outcome in NOT_OURS and self._told.hear_nothing(where)
         if room is not None:
             slots = slots_from(report, len(room.held), room.limit)
             room.state = report.status if report.status in TAKES_NONE else ""

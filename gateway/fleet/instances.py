@@ -22,6 +22,7 @@ from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
+from protocol.decoding import NOT_JSON
 from protocol.serving.deadlines import running_timeout
 from protocol.serving.engine_load import EngineLoad
 from router.catalog.catalog import Catalog
@@ -130,7 +131,7 @@ async def ask_load(client: UpstreamClient, providers: ProviderRegistry, replica:
                 response.close()
     except TimeoutError as exc:
         raise UpstreamError("It did not answer in time.", outcome="timeout") from exc
-    except msgspec.DecodeError as exc:
+    except NOT_JSON as exc:
         raise UpstreamError(f"It said something that is no report: {exc}", outcome="malformed") from exc
 
 

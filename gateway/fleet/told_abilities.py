@@ -1,16 +1,14 @@
 # What engines of our own say that they can do, where tollgate.yaml names no `abilities` of their models: whether they
 # read pictures, and whether their chat template has tools. A model has what every replica that was heard says; one that
-# does not answer was last heard as it probably still is.
+# does not answer was last heard as it probably still is. Of a model none of whose replicas was heard nothing is known.
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
 from gateway.core.settings import ProviderSettings, Settings
+from router.catalog.capabilities import TOLD_BY_ENGINES
 from router.catalog.targets import Capability, ModelSpec
-
-# What adds to chats; an endpoint of its own (embeddings, speech, …) is offered where the file says so.
-LEARNED = frozenset((Capability.TOOLS, Capability.VISION, Capability.AUDIO))
 
 
 class ToldAbilities:
@@ -21,9 +19,17 @@ class ToldAbilities:
 
     def hear(self, address: str, abilities: tuple[str, ...]) -> bool:
         """Take what an engine says of itself, and return whether it is news."""
-        known, told = self._by_address.get(address), frozenset(one for one in LEARNED if one in abilities)
+        known, told = self._by_address.get(address), frozenset(one for one in TOLD_BY_ENGINES if one in abilities)
         self._by_address[address] = told
-        return told != (known or frozenset())
+        return told != known  # a first word is news, also that it can do nothing more: what others can counts no more
+
+    def hear_nothing(self, address: str) -> bool:
+        """Take that what answers there is no engine of ours, unless it was one; return whether that is news."""
+        return address not in self._by_address and self.hear(address, ())
+
+    def keep(self, addresses: set[str]) -> None:
+        """Forget what was said at all other addresses."""
+        self._by_address = {where: told for where, told in self._by_address.items() if where in addresses}
 
     def join(self, settings: Settings) -> Settings:
         """Return the settings with what the engines of models can do that the file leaves to them."""
@@ -41,4 +47,5 @@ class ToldAbilities:
         heard = [self._by_address[one.base_url] for one in provider.endpoints if one.base_url in self._by_address]
         if not heard:
             return model
-        return replace(model, capabilities=model.capabilities | frozenset.intersection(*heard))
+        capabilities = model.capabilities | frozenset.intersection(*heard)
+        return replace(model, capabilities=capabilities, follows_engine=False)

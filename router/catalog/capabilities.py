@@ -28,6 +28,9 @@ FIELD_OF = {
     Capability.VOICE: "modalities",
 }
 
+# What adds to chats, and our own engines say of themselves; an endpoint of its own (embeddings, speech, …) is offered
+# where the file says so.
+TOLD_BY_ENGINES = frozenset((Capability.TOOLS, Capability.VISION))
 
 _CHAT_ALONE = frozenset({Capability.CHAT})  # what most requests need
 

@@ -58,7 +58,7 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     max_output: int  # tokens
     default_output: int | None = None  # tokens, where a request names no limit; None: max_output
     capabilities: frozenset[Capability]
-    follows_engine: bool = False  # our own engine says itself what more it can do: the file does not
+    follows_engine: bool = False  # our own engine is still to say what more it can do: the file does not
     tiers: frozenset[Tier] = frozenset(Tier)
     parallel_n: bool = False  # each of several replies (``n``) is a request of its own there, whose prompt is billed
     weight: float = 1.0

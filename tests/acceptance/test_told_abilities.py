@@ -66,7 +66,8 @@ def test_gateway_learns_which_engine_reads_pictures(database_url: str, redis_url
 
 
 def test_model_can_do_what_every_replica_says() -> None:
-    """Not what one of them says, nor what the file says otherwise; a name that is not known here is passed over."""
+    """Not what one of them says, nor what the file says otherwise; a name that is not known here is passed over, and
+    recordings, which have no price. The first word of one that comes late is news, also that it can do nothing more."""
     told = ToldAbilities()
     own = own_engine("a", "http://one", "http://two")
     models = {"tiny": model("tiny", "a", capabilities=CHATS, follows_engine=True)}
@@ -76,10 +77,28 @@ def test_model_can_do_what_every_replica_says() -> None:
         return {each.value for each in told.join(settings).models["tiny"].capabilities}
 
     before = can()
-    news = [told.hear("http://one/v1", said) for said in (("tools", "vision", "smell"), ("vision", "tools"))]
+    news = [told.hear("http://one/v1", said) for said in (("tools", "vision", "smell", "audio"), ("vision", "tools"))]
     one = can()
-    told.hear("http://two/v1", ("tools",))
+    news.append(told.hear("http://two/v1", ()))
+    both = can()
+    news.append(told.hear("http://two/v1", ("tools",)))
 
-    assert (before, one, can()) == ({"chat"}, {"chat", "tools", "vision"}, {"chat", "tools"})
-    assert news == [True, False]
+    assert (before, one, both, can()) == ({"chat"}, {"chat", "tools", "vision"}, {"chat"}, {"chat", "tools"})
+    assert news == [True, False, True, True]
     assert told.hear("http://one/v1", ()) and can() == {"chat"}
+
+
+def test_a_model_follows_until_an_engine_of_it_was_heard() -> None:
+    """What is no engine of ours is one that can do nothing more, unless it was heard as one before."""
+    told = ToldAbilities()
+    own = own_engine("a", "http://one")
+    models = {"tiny": model("tiny", "a", capabilities=CHATS, follows_engine=True)}
+    settings = settings_for("", "", "", Path(), providers={"a": own}, models=models)
+    follows = [told.join(settings).models["tiny"].follows_engine]
+    news = [told.hear_nothing("http://one/v1")]
+    follows.append(told.join(settings).models["tiny"].follows_engine)
+    told.hear("http://one/v1", ("tools",))
+    news.append(told.hear_nothing("http://one/v1"))
+
+    assert (follows, news) == ([True, False], [True, False])
+    assert Capability.TOOLS in told.join(settings).models["tiny"].capabilities

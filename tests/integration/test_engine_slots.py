@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ from tests.support.clock import SetClock
 from tests.support.fake_engine import FakeEngine
 from tests.support.front import running_front, write_small_files
 from tests.support.house import model
+from tests.support.raw_upstream import serving
 
 
 @pytest.fixture
@@ -121,6 +123,35 @@ async def test_an_engine_that_was_started_again_is_tried_at_once(client: Upstrea
 
         assert [state for _, state in same] == [State.OPEN]
         assert [state for _, state in breakers.states()] == [State.HALF_OPEN]
+
+
+@pytest.mark.parametrize(("said", "news"), [(b'{"x": ' + b"[" * 60_000, 1), (b'{"server_load": 0}', 1), (b"", 0)])
+async def test_what_an_engine_says_ends_no_look(client: UpstreamClient, said: bytes, news: int) -> None:
+    """Nor the start of a gateway, which looks once: what nests is no report. One that hangs up may be ours."""
+
+    async def play(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(said) + said if said else b"")
+
+    async with serving(play) as url:
+        endpoint = Endpoint("local", url + "/v1")
+        own = ProviderSettings(name="own", format="openai", self_hosted=True, endpoints=(endpoint,))
+        registry, target = ProviderRegistry({"own": own}), Target(model("tiny", "own"), endpoint)
+        limiter = TargetLimiter(registry, [target], cast(Any, None), QueueSettings(), SetClock(), Metrics())
+        edition: Any = SimpleNamespace(providers=registry, settings=SimpleNamespace(providers={"own": own}, fleet=None))
+        breakers, renewed = breakers_of(registry, [target], SetClock()), list[None]()
+        watch = EngineWatch(
+            edition,
+            limiter,
+            breakers,
+            client,
+            SetClock(),
+            KvEvents(),
+            ToldAbilities(),
+            lambda: renewed.append(None),
+        )
+        await watch.look_once()
+
+    assert len(renewed) == news
 
 
 def watch_of(

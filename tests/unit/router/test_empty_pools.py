@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from protocol.chat import Function, Tool
 from protocol.embeddings import EmbeddingRequest
 from router import RoutingOptions, choose_route
 from router.catalog.catalog import Canary, Catalog
-from router.catalog.errors import NoReplica
+from router.catalog.errors import LacksCapability, NoReplica
+from router.catalog.targets import Capability
 from tests.unit.router.examples import EVERYTHING, catalog, chat, model, names
 
 OWN = model("own", "own", dollars="0.10", capabilities=EVERYTHING)
@@ -60,3 +62,22 @@ def test_where_nothing_can_answer_it_is_a_503(asked: str) -> None:
     assert (refusal.value.status, refusal.value.code) == (503, "overloaded")
     with pytest.raises(NoReplica):
         choose_route(EmbeddingRequest(model=asked, input=("a",)), RoutingOptions(), known, {}, lambda _: 0.99)
+
+
+def test_what_an_engine_that_was_not_heard_can_do_is_not_known() -> None:
+    """So a call that needs it is tried again, or goes to a fallback; what no engine says of itself is a 400 as ever."""
+    plain = model("own", "own", dollars="0.10", capabilities=frozenset({Capability.CHAT}), follows_engine=True)
+    known = catalog(plain, VENDOR, fallbacks={"own": ("vendor",)})
+    options, alone = RoutingOptions(), replace(known, fallbacks={})
+    tool = (Tool(Function(name="add")),)
+    with_tools = replace(chat("own"), tools=tool)
+    route = choose_route(with_tools, options, known, {}, lambda _: 0.99)
+
+    assert (names(route.targets), route.reason) == (["vendor@one"], "fallback")
+    with pytest.raises(NoReplica, match="No replica of 'own' was heard yet"):
+        choose_route(with_tools, options, alone, {}, lambda _: 0.99)
+    with pytest.raises(LacksCapability, match="lacks logprobs"):
+        choose_route(replace(chat("own"), logprobs=True), options, alone, {}, lambda _: 0.99)
+    heard = replace(alone, models={**alone.models, "own": replace(plain, follows_engine=False)})
+    with pytest.raises(LacksCapability, match="lacks tools"):
+        choose_route(with_tools, options, heard, {}, lambda _: 0.99)
