@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import structlog
 from msgspec import Struct
 
 from billing.core.holds import HoldRequest, Scope
 from billing.core.ids import day_of
 from billing.quotas.rooms import Pair, Rooms
+
+MOST_TOLD = 1000  # calls, and rooms of theirs, that a beat tells of
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +30,7 @@ class Holding:
 
     def __init__(self, rooms: Rooms) -> None:
         self.calls: dict[str, Held] = {}
+        self.ended = deque[Held](maxlen=MOST_TOLD)  # since the last beat: their rows may not be in the ledger yet
         self.exceeded = 0  # calls whose upstream billed more than was held
         self._rooms = rooms
 
@@ -73,6 +78,8 @@ class Holding:
                 of_money.used += nanousd
                 is_exceeded = is_exceeded or tokens > amounts[0] or nanousd > amounts[1]
             is_tight = is_tight or of_tokens.is_tight or of_money.is_tight
+        if tokens or nanousd:
+            self.ended.append(held)
         if is_exceeded:
             self.exceeded += 1
             log.warning("hold_exceeded", request_id=request_id, cost=nanousd)

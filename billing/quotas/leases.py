@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import chain, islice
 
 import msgspec
@@ -14,13 +14,12 @@ from billing.core.edges import Clock
 from billing.core.holds import HoldRequest, RefusedHold
 from billing.quotas.callers import Callers
 from billing.quotas.draws import Draws
-from billing.quotas.holding import Holding
+from billing.quotas.holding import MOST_TOLD, Held, Holding
 from billing.quotas.lease_store import Need, PostgresLeases
 from billing.quotas.returns import Returns
-from billing.quotas.rooms import NOON, Rooms
+from billing.quotas.rooms import NOON, Room, Rooms
 from billing.quotas.standing import Standing
 
-MOST_TOLD = 1000  # running calls, and rooms of theirs, that a beat tells of
 TOMORROW_AT_ONCE = 5  # scopes, each second: what was used in the last hour is done long before midnight
 
 
@@ -35,6 +34,7 @@ class Leases(Standing):
         self.returns = Returns(self, self.rooms)
         self.draws = Draws(self, self.rooms, self.returns)
         self.callers = Callers(self, self.rooms, self.holding, self.draws, self.returns)
+        self._lately: tuple[set[Room] | None, ...] = ()  # of calls that ended before the last beats; None: too many
 
     def try_hold(self, request: HoldRequest) -> bool:
         """Hold what the request may cost in all of its scopes, if this process has the room."""
@@ -67,13 +67,15 @@ class Leases(Standing):
         self.settle(request_id, 0, 0)
 
     def holds(self) -> str | None:
-        """Return as JSON what is used and held of each room that running calls hold a part of, for people who ask what
-        is left; ``None`` where that would be too much to tell."""
-        calls = self.holding.calls
-        rooms = {room for held in calls.values() for room in chain(*held.rooms)} if len(calls) <= MOST_TOLD else ()
-        if len(calls) > MOST_TOLD or len(rooms) > MOST_TOLD:
-            return None
-        told = {f"{room.scope} {room.unit} {room.day}": room.used + room.held for room in rooms if room.held}
+        """Return as JSON what is used and held of each room that calls hold a part of, or have used in the last seconds
+        and may not be booked, for people who ask what is left; ``None`` where that would be too much to tell."""
+        self._lately = (*self._lately[-2:], _rooms_of(self.holding.ended))
+        self.holding.ended.clear()
+        rooms: set[Room] = set()
+        for some in (_rooms_of(self.holding.calls.values()), *self._lately):
+            if some is None or len(rooms := rooms | some) > MOST_TOLD:
+                return None
+        told = {f"{room.scope} {room.unit} {room.day}": room.used + room.held for room in rooms}
         return msgspec.json.encode(told).decode()
 
     def recall(self, scopes: Iterable[str]) -> None:
@@ -121,3 +123,7 @@ class Leases(Standing):
         self.rooms.forget()
         self.draws.unread = {}
         self.acknowledged = 0
+
+
+def _rooms_of(calls: Collection[Held]) -> set[Room] | None:
+    return {room for held in calls for room in chain(*held.rooms)} if len(calls) < MOST_TOLD else None

@@ -291,3 +291,18 @@ async def test_of_a_past_day_all_that_is_not_given_back_is_held(database: Databa
 
     assert room.nanousd_today == Budget(used=10, held=0, cap=10_000_000)
     assert room.nanousd_this_month.held == (30 if yesterday.month == today.month else 0)
+
+
+async def test_what_is_used_and_not_booked_yet_is_held(start: Start, database: Database) -> None:
+    """Or a team would see it as left until its row is there; what was drawn ahead is left before and after."""
+    process = await start()
+    await process.call(team=CAP)
+    seen = []
+    for _ in range(2):
+        await process.owner.beat()
+        async with database.begin() as connection:
+            today = (await scope_rooms(connection, {"team:team_a": CAP}))["team:team_a"].nanousd_today
+        seen.append((today.used, today.held, today.left))
+        await process.flush()
+
+    assert seen == [(0, 400_000, 9_600_000), (400_000, 0, 9_600_000)]

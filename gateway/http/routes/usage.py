@@ -204,8 +204,8 @@ def team_in_question(caller: Caller | Admin, said: str | None, or_else: str = ""
 async def get_own_team(request: AnyRequest) -> Response[bytes]:
     """Show the team and the key that call, their limits, and what is used, held and left of each budget.
 
-    ``held`` is drawn by gateways, for calls that run and a little ahead of them; ``left`` is null without one. Calls
-    that ended in the last two seconds may still be among what is held.
+    ``held`` is what running calls may use at the most; ``left`` is null without one. Calls that
+    ended in the last two seconds may still be among what is held.
     ``unavailable``: what of the team's budgets lies with gateways that do not answer; null: unknown at the moment.
     """
     caller = caller_of(request)

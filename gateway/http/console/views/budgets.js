@@ -50,7 +50,7 @@ function OfOwn({ api }) {
     ${["user_limits", "tag_limits"].map((field) => Object.keys(team[field]).length > 0 && html`<section><h2>${NAMED[field][0]}</h2>
       <${Facts} rows=${Object.entries(team[field]).map(([name, limits]) => [name, inWords(limits)])} /></section>`)}
     ${lies && html`<p class="warn">${usd(team.unavailable.usd_this_month)} of the month lie with gateways that do not answer.</p>`}
-    <p class="soft">Held: drawn by gateways for calls that run, and a little ahead of them. Days and months are UTC.</p>`;
+    <p class="soft">Held: what running calls may cost at the most, and what is not booked yet. Days and months are UTC.</p>`;
 }
 
 // The bars of a team or a key: its budgets, those of its limits for one model, and what the last answer said of its rates.
