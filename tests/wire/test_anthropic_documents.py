@@ -274,9 +274,8 @@ def test_what_a_search_may_cost_is_held() -> None:
     model = replace(TARGET.model, context=200_000, price=replace(TARGET.model.price, web_search=to_nano("0.01")))
     plain, two = (usage_most(to_chat(asked(tools=tools)), model) for tools in (None, [SEARCH | {"max_uses": 2}]))
     unsaid = usage_most(to_chat(asked(tools=[SEARCH])), model)
-    fetch = {"type": "web_fetch_20250910", "name": "web_fetch", "max_uses": 2}
     both, all_ten = (
-        usage_most(to_chat(asked(tools=[SEARCH | {"max_uses": most}, fetch])), model).input_tokens for most in (2, 10)
+        usage_most(to_chat(asked(tools=[SEARCH | {"max_uses": most}, FETCH])), model).input_tokens for most in (2, 10)
     )
 
     assert both >= 5 * (plain.input_tokens + plain.output_tokens) + 20_000 * (1 + 2 + 3 + 4)
@@ -304,6 +303,17 @@ def test_searches_of_a_reply_are_counted() -> None:
 
     assert usage is not None and usage.web_searches == 3 and counts[-1] == 3
     assert [isinstance(block, WebSearchResultBlock) and block.has_found for block in blocks] == [False, True]
+
+
+def test_code_whose_result_is_still_to_come_is_counted() -> None:
+    """A turn that is paused, or in which code calls the caller's own tool, tells of its container alone."""
+    call = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "bash_code_execution", "input": {"command": "ls"}}
+    ends = {"stop_reason": "pause_turn", "container": {"id": "container_011", "expires_at": "2026-12-28T12:00:00Z"}}
+    _, usage = AnthropicFormat().read_reply(CHAT, json.dumps({"content": [call], "usage": USAGE, **ends}).encode())
+    events, _ = read_stream(AnthropicFormat().open_events(CHAT), [streamed([call], ends)])
+    counts = [event.usage.containers for event in events if isinstance(event, UsageReport)]
+
+    assert usage is not None and usage.containers == 1 == counts[-1]
 
 
 def test_small_wishes_reach_claude_and_are_told_elsewhere() -> None:

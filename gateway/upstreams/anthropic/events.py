@@ -66,6 +66,7 @@ class AnthropicEvents(SseEvents):
                 self._count(event.message.usage, events)
                 self._note_beside(event.message.usage)
             case "message_delta":
+                self._ran_code = self._ran_code or (event.delta is not None and event.delta.container is not None)
                 self._count(event.usage, events)
                 self._note_beside(event.usage)
                 if event.delta is not None and (reason := event.delta.stop_reason):

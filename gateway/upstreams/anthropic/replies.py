@@ -90,7 +90,8 @@ def read_message(body: bytes, told: Told = NOTHING_TOLD) -> tuple[ChatReply, Usa
     except NOT_JSON as exc:
         raise UpstreamError("The upstream's answer is not what its format promises.", outcome="malformed") from exc
     reply, usage = message.reply(told), (read_usage(message.usage, UsageObject) or UsageObject()).count()
-    if any(issubclass(RESULTS.get(block.type, Block), CodeResult) for block in message.content):
+    has_result = any(issubclass(RESULTS.get(block.type, Block), CodeResult) for block in message.content)
+    if has_result or message.container is not None:  # that is told without a result, too: of a turn that is paused
         used = Usage(containers=1)
         reply, usage = msgspec.structs.replace(reply, used=used), usage and usage.at_least(used)
     return reply, usage
