@@ -118,6 +118,10 @@ class OpenAIEvents(SseEvents):
         return ToolCallDelta(index, read_arguments(function.arguments), ident, function.name or None)
 
 
+# Faults of the gateway's own that OpenAI has under the type of a request's: their words are of its key or catalogue.
+OURS = frozenset({"account_deactivated", "invalid_api_key", "invalid_organization", "model_not_found"})
+
+
 def _reported(error: Mapping[str, Any]) -> UpstreamFailure:
     """Return what an error inside a stream means. A fault of the request says nothing of the upstream's health."""
     if (filtered := read_filtered(error)) is not None:
@@ -125,7 +129,9 @@ def _reported(error: Mapping[str, Any]) -> UpstreamFailure:
     param, code = read_refused_field(error)
     if code == "deadline_exceeded":  # our own engine's word, before our own clock has said it
         return UpstreamTimeout("The upstream took longer than the call may.", outcome="deadline")
-    if error.get("type") == "invalid_request_error" or error.get("code") == 400:  # OpenAI's way to say it, and vLLM's
+    said = str(error.get("code"))
+    is_ours = said in OURS or said.isdecimal()
+    if said == "400" or (error.get("type") == "invalid_request_error" and not is_ours):  # vLLM's way, and OpenAI's
         return usual_failure(400, {}, error["message"], code=code, param=param)
     return UpstreamError("The upstream reported an error.", outcome="error_frame")
 
