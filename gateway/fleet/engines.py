@@ -101,7 +101,7 @@ class EngineWatch:
         )
 
     async def run(self) -> None:
-        """Look every second where there are calls, or a breaker is open."""
+        """Look every second where there are calls, a breaker is open, or nothing was heard yet."""
         while True:
             await self.look_once()
             await asyncio.sleep(EVERY)
@@ -123,7 +123,7 @@ class EngineWatch:
     def _is_due(self, replica: Replica, room: SlotPool | None, now: float) -> bool:
         where = replica.endpoint.base_url
         is_called = room is not None and (bool(room.held) or room.has_waiting or room.is_full)
-        is_idle = not is_called and not self._breakers.has_open_at(where)
+        is_idle = not is_called and not self._breakers.has_open_at(where) and self._told.has_heard(where)
         return not is_idle or now - self._looked.get(where, -math.inf) >= IDLE_EVERY
 
     async def _look_at(self, replica: Replica, room: SlotPool | None) -> bool:

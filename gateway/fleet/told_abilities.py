@@ -23,6 +23,10 @@ class ToldAbilities:
         self._by_address[address] = told
         return told != known  # a first word is news, also that it can do nothing more: what others can counts no more
 
+    def has_heard(self, address: str) -> bool:
+        """Whether anything was heard of what is there."""
+        return address in self._by_address
+
     def hear_nothing(self, address: str) -> bool:
         """Take that what answers there is no engine of ours, unless it was one; return whether that is news."""
         return address not in self._by_address and self.hear(address, ())

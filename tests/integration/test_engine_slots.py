@@ -127,9 +127,12 @@ async def test_an_engine_that_was_started_again_is_tried_at_once(client: Upstrea
 
 @pytest.mark.parametrize(("said", "news"), [(b'{"x": ' + b"[" * 60_000, 1), (b'{"server_load": 0}', 1), (b"", 0)])
 async def test_what_an_engine_says_ends_no_look(client: UpstreamClient, said: bytes, news: int) -> None:
-    """Nor the start of a gateway, which looks once: what nests is no report. One that hangs up may be ours."""
+    """Nor the start of a gateway, which looks once: what nests is no report. One that hangs up may be ours,
+    and is asked again at the next look."""
+    asked = []
 
     async def play(writer: asyncio.StreamWriter) -> None:
+        asked.append(writer)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(said) + said if said else b"")
 
     async with serving(play) as url:
@@ -150,8 +153,9 @@ async def test_what_an_engine_says_ends_no_look(client: UpstreamClient, said: by
             lambda: renewed.append(None),
         )
         await watch.look_once()
+        await watch.look_once()
 
-    assert len(renewed) == news
+    assert (len(renewed), len(asked)) == (news, 2 - news)
 
 
 def watch_of(
