@@ -46,11 +46,11 @@ def output_redaction_of(moderator: Moderator, call: Call, target: Target) -> Rep
     policy = moderator.policy_for(call)
     if policy is None or not (groups := policy.redacted_groups("output")):
         return UNREDACTED
-    names = call.redacted
-    if names is None and (asked := policy.redacted_groups("input")):  # a line of a batch that its provider has answered
+    names, asked = call.redacted, policy.redacted_groups("input")
+    if names is None and asked and call.is_batch_item:  # it may be a line that its provider has answered
         names = redacted_call(call, asked)[0].redacted
     redactor = Redactor(groups, names)
-    if names is None:
+    if not asked:  # else they were noted as finds were taken out of the request
         for text in texts_of(call.request, call.extra, call.as_message or call.shown):
             redactor.note_marks(text)
     return OutputRedaction(moderator, call, redactor)

@@ -143,11 +143,15 @@ class Redactor:
         """Return a text without finds; ``None``, and nothing is noted, where it was JSON and would be none."""
         if text.lstrip(" \t\r\n")[:1] not in ("{", "["):
             return self._cut(text)
-        noted = self.names.copy(), self._found.copy(), self._numbers.copy(), self._marks.copy()
+        known, found = len(self.names), self._found.copy()
         said = self._cut(text)
         if said is text or _document(text) is None or _document(said) is not None:
             return said
-        self.names, self._found, self._numbers, self._marks = noted
+        self._found = found
+        while len(self.names) > known:  # the latest last: their numbers are the next to be given
+            (name, _), mark = self.names.popitem()
+            self._marks.discard(mark)
+            self._numbers[name] = int(mark.rpartition(" ")[2][:-1]) - 1
         return None
 
     def _cut(self, text: str) -> str:

@@ -273,7 +273,7 @@ async def test_what_an_upstream_tells_in_its_own_words_is_redacted_in_each_event
 async def test_an_answer_goes_on_with_the_names_of_its_request(guarding: Guarding, is_known: bool) -> None:
     """Who was the first in the request is the first in the answer; who is new there has the next number."""
     asked = ChatRequest(model="small", messages=(Message(role="user", content="Is anna@example.com there?"),))
-    call = guarding.call(asked)
+    call = guarding.call(asked, is_batch_item=not is_known)
     if is_known:
         call = await guarding.moderator.redacted(call)
     hook = output_redaction_of(guarding.moderator, call, TARGET)
@@ -320,6 +320,16 @@ async def test_a_long_piece_with_many_finds_is_copied_no_more_than_a_few_times(g
 
     assert "".join(delta.text for delta in out).count("[redacted email ") == 300
     assert len(said) <= _Copied.copied <= 4 * len(said)
+
+
+async def test_a_request_without_finds_is_read_once(guarding: Guarding, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not again as its answer begins, on the event loop."""
+    guarding.moderator.follow(replace(REDACTS, redacts="both"))
+    call = await guarding.moderator.redacted(guarding.call())
+    monkeypatch.setattr("gateway.moderation.output_redaction.redacted_call", None)
+    monkeypatch.setattr("gateway.moderation.output_redaction.texts_of", None)
+
+    assert isinstance(output_redaction_of(guarding.moderator, call, TARGET), OutputRedaction)
 
 
 async def test_requests_alone_are_redacted_unless_answers_are_named(guarding: Guarding) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from itertools import pairwise
 
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from gateway.core.errors import ContentPolicyViolation
 from gateway.core.settings import Safety
 from gateway.moderation.input_check import input_check_of
+from gateway.moderation.redaction import Redactor
 from gateway.moderation.rules.policy import REDACTABLE
 from gateway.moderation.rules.rules import places_by_rules
 from gateway.upstreams.anthropic.request import message_body, native_body
@@ -115,6 +117,26 @@ def test_no_text_makes_redaction_slow(piece: str, is_one: bool) -> None:
 
     assert len(places) == (1 if is_one else 5_000)
     assert all(one.end <= other.start for one, other in pairwise(places))
+
+
+def test_no_marks_make_redaction_slow() -> None:
+    """Numbers that marks in the request have are passed over once, however many finds cannot be taken out of JSON."""
+
+    class Counted(Counter[str]):
+        sets = 0
+
+        def __setitem__(self, name: str, number: int) -> None:
+            Counted.sets += 1
+            super().__setitem__(name, number)
+
+    redactor = Redactor(frozenset(REDACTABLE))
+    redactor._numbers = Counted()
+    redactor.text(" ".join(f"[redacted card {number}]" for number in range(1, 301)))
+    said = {redactor.text('{"n": 4111111111111111}') for _ in range(100)}
+    last = redactor.text('{"n": "4111 1111 1111 1111"}')
+
+    assert said == {'{"n":4111111111111111}'} and last == '{"n": "[redacted card 301]"}'
+    assert Counted.sets < 1500
 
 
 @pytest.mark.parametrize("judges", ["judge", "judge_told"])
