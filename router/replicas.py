@@ -166,7 +166,7 @@ class Lateness:
         """Note that a prompt goes to a replica, which is to compute so many bytes of it."""
         waiting = Waiting(address, 2 * (max(uncached, 1024).bit_length() // 2) + is_batch, now)
         self._waiting[waiting] = None
-        self._judge(now)
+        self.judge(now)
         return waiting
 
     def note_first_token(self, waiting: Waiting, now: float) -> None:
@@ -174,13 +174,13 @@ class Lateness:
         if waiting in self._waiting:
             del self._waiting[waiting]
             self._see(waiting, now)
-            self._judge(now)
+            self.judge(now)
 
     def end(self, waiting: Waiting, now: float) -> None:
         """Note that a call is there no more. If its first token was late, it counts as one that came now."""
         if waiting in self._waiting:
             del self._waiting[waiting]
-            if _is_late(waiting, self._known(now), now):
+            if now - waiting.since > _patience(self._known(now)[waiting.kind], waiting.address):
                 self._see(waiting, now)
 
     def keep(self, addresses: Container[str]) -> None:
@@ -200,13 +200,15 @@ class Lateness:
                 known[kind][address] = kept
         return known
 
-    def _judge(self, now: float) -> None:
+    def judge(self, now: float) -> None:
         """Compare all replicas, by first tokens and by those calls that wait longer than others waited for theirs."""
         if now < self._judged + JUDGED_EVERY:
             return
         self._judged, known = now, self._known(now)
         self._seen = {(kind, address): seen for kind, of_kind in known.items() for address, seen in of_kind.items()}
-        late = [waiting for waiting in self._waiting if _is_late(waiting, known, now)]
+        kinds = {(waiting.kind, waiting.address) for waiting in self._waiting}
+        patience = {(kind, address): _patience(known[kind], address) for kind, address in kinds}
+        late = [one for one in self._waiting if now - one.since > patience[one.kind, one.address]]
         for waiting in late:
             of_kind = known[waiting.kind]
             of_kind[waiting.address] = of_kind.get(waiting.address, NOTHING_SEEN).plus(_log(now - waiting.since))
@@ -221,9 +223,10 @@ class Lateness:
         self.slow = {address: late for address, late in times.items() if late > SLOW}
 
 
-def _is_late(waiting: Waiting, known: Known, now: float) -> bool:
-    others = _others(known[waiting.kind], waiting.address)
-    return others.number > 0 and _log(now - waiting.since) > others.mean + math.log(SLOW)
+def _patience(of_kind: Mapping[str, _Seen], address: str) -> float:
+    """Return the seconds after which a first token of a replica is late, by those of others."""
+    others = _others(of_kind, address)
+    return SLOW * math.exp(others.mean) if others.number else math.inf
 
 
 def _others(of_kind: Mapping[str, _Seen], address: str) -> _Seen:

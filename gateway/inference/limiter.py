@@ -208,7 +208,7 @@ class TargetLimiter:
 
     def slow_replicas(self) -> Mapping[str, float]:
         """Return the addresses of replicas whose first tokens come late, and how many times as late as their peers'."""
-        return self._placement.slow()
+        return self._placement.slow(self._clock.monotonic())
 
     def health(self) -> Mapping[str, TargetHealth]:
         """Return our own engines that say they are full, by ``Target.key``."""

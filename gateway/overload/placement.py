@@ -57,8 +57,10 @@ class Placement:
         lateness = self._lateness.get(_place_of(replica))
         return NONE_SLOW if lateness is None else lateness.slow
 
-    def slow(self) -> Mapping[str, float]:
-        """Return the same of all replicas."""
+    def slow(self, now: float) -> Mapping[str, float]:
+        """Return the same of all replicas, as they are now: it may be long since the last call."""
+        for lateness in self._lateness.values():
+            lateness.judge(now)
         return {address: times for lateness in self._lateness.values() for address, times in lateness.slow.items()}
 
     def begin(self, slot: Slot, target: Target, request: Request, owner: str, now: float, size: int) -> None:
