@@ -15,6 +15,7 @@ from protocol.serving.deadlines import running_timeout
 PREFIX = "tollgate:{cache}"
 DEADLINE = 0.05  # seconds that a call waits for its answer
 PUT_WITHIN = 0.25  # seconds, behind the calls
+FORGOTTEN, FORGOTTEN_AT_ONCE = 50_000, 1000  # answers of a scope that goes: in all, and in one step of Redis
 AWAY_AFTER = 3  # failures, one after the other: a busy moment is none
 AWAY_FOR = 1.0  # seconds for which a Redis that did not answer is then left alone
 
@@ -67,15 +68,18 @@ class CacheStore:
             return False
 
     async def forget(self, scope: str) -> None:
-        """Erase the answers of a scope, as many as Redis does in a moment; where it is away they end by themselves."""
+        """Erase the answers of a scope, so many of them at the most; where Redis is away they end by themselves."""
         if self.is_away:
             return
         try:
-            async with running_timeout(PUT_WITHIN):
-                kept = await self._redis.zrange(f"{PREFIX}:of:{scope}", 0, -1)
-                names = [entry.partition(b":")[2].decode() for entry in kept if isinstance(entry, bytes)]
-                if names:
+            for _ in range(FORGOTTEN // FORGOTTEN_AT_ONCE):
+                async with running_timeout(PUT_WITHIN):
+                    kept = await self._redis.zrange(f"{PREFIX}:of:{scope}", 0, FORGOTTEN_AT_ONCE - 1)
+                    if not kept:
+                        return
+                    names = [entry.partition(b":")[2].decode() for entry in kept if isinstance(entry, bytes)]
                     await self._redis.unlink(*(f"{PREFIX}:answer:{scope}:{name}" for name in names))
+                    await self._redis.zrem(f"{PREFIX}:of:{scope}", *kept)
         except Exception as exc:
             self._note_away(exc)
 

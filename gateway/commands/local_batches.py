@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.accounts.team_keys import list_keys
-from gateway.accounts.teams import check_team, get_team
+from gateway.accounts.teams import IS_THERE, check_team, get_team
 from gateway.batch.file_store import CHUNK, add_chunk, begin_file, end_file
 from gateway.batch.limits import check_queue, check_storage, lock_limits
 from gateway.batch.results import ENDED, ERRORS, read_results
@@ -132,7 +132,7 @@ async def _next(pages: AsyncIterator[bytes]) -> bytes | None:
 async def _whose(connection: AsyncConnection, team: str | None) -> tuple[str, str]:
     """Return the team and the key that a batch runs under: the team's newest that works. Raises NotFound."""
     if team is None:
-        names = (await connection.execute(select(teams.c.id).limit(2))).scalars().all()
+        names = (await connection.execute(select(teams.c.id).where(IS_THERE).limit(2))).scalars().all()
         if len(names) != 1:
             raise BadRequest("There are several teams: say whose batch it is with --team." if names else "No team yet.")
         team = names[0]

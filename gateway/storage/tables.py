@@ -172,6 +172,7 @@ batches = Table(
     moment("cancelling_at"),
     moment("cancelled_at"),
     Index("batches_team_id_created_at_idx", "team_id", "created_at"),
+    Index("batches_input_file_id_idx", "input_file_id", postgresql_where=text("input_file_id IS NOT NULL")),
     Index("batches_output_file_id_idx", "output_file_id"),
     Index("batches_error_file_id_idx", "error_file_id"),
     Index(
@@ -275,6 +276,7 @@ callbacks = Table(
     Column("receiver", Text, Computed("substring(url, '://([^/?#]+)')", persisted=True)),  # host and port
     # After it there is one last try.
     Column("expires_at", DateTime(timezone=True), nullable=False, server_default=text("now() + interval '24 hours'")),
+    Index("callbacks_batch_id_idx", "batch_id", postgresql_where=text("batch_id IS NOT NULL")),
     Index("callbacks_due_idx", "next_try_at", postgresql_where=text("delivered_at IS NULL AND given_up_at IS NULL")),
 )
 
@@ -430,6 +432,7 @@ budget_alerts = Table(
     Column("used", BigInteger, nullable=False),  # when it was noticed
     Column("callback_id", Text, ForeignKey("callbacks.id", ondelete="SET NULL")),  # null: no callback was sent
     since(),
+    Index("budget_alerts_callback_id_idx", "callback_id", postgresql_where=text("callback_id IS NOT NULL")),
     Index("budget_alerts_created_at_idx", "created_at"),
 )
 

@@ -17,6 +17,7 @@ from sqlalchemy import text
 from billing.core.money import to_nano
 from billing.core.prices import Price
 from billing.upkeep.audit import audit
+from gateway.accounts.team_deletion import purge_deleted_teams
 from gateway.batch.running.provider_runner import Pace
 from gateway.core.background import stop_all
 from gateway.core.clock import Clock
@@ -178,6 +179,7 @@ HELD = (
     "SELECT sum(granted - returned - spent) AS held FROM leases "
     "WHERE owner LIKE 'provider-batch:%' AND scope LIKE 'team:%' AND unit = 'nanousd'"
 )
+OWN_KEYS = "SELECT provider FROM provider_keys WHERE team_id = 'own-deleted'"
 IS_GATHERED = "SELECT count(provider_batch_id) = 2 FROM batch_items WHERE batch_id = '{}'"
 IS_SENT = "SELECT count(*) FILTER (WHERE status = 'submitted') > 0 FROM provider_batches"
 
@@ -490,6 +492,30 @@ async def test_lines_go_with_the_teams_own_key_and_lie_in_its_account(house: Hou
     assert {one.api_key for one in upstream.requests} == {"sk-own-of-batches"} and live_calls(upstream) == 0
     assert [(row["status"], row["cost_nanousd"]) for row in rows] == [("answered", 0)] * 2
     assert kept["target"]["own"] == {"team": "own-key"} and kept["key_digest"] == digest_of("sk-own-of-batches")
+    await check_books(house)
+
+
+async def test_a_deleted_teams_batch_is_ended_in_its_own_account(house: House, upstream: ScriptedUpstream) -> None:
+    """What its provider had answered is booked; the key goes when no batch there needs it any more."""
+    owner = Team(house, await make_team(house.settings, "own-deleted"))
+    upstream.batches.fault = BatchFault(end="never")
+    with house.client(house.admin_key) as admin:
+        for provider in ("upstream", "anthropic"):
+            said = {"provider": provider, "key": "sk-own-to-the-end"}
+            admin.post("/admin/teams/own-deleted/provider-keys", json=said).raise_for_status()
+        async with working(house):
+            batch_id = await owner.submit("upstream", lines=2)
+            await until_true(house, IS_SENT)
+            admin.delete("/admin/teams/own-deleted?confirm=own-deleted").raise_for_status()
+            left = await query(house, OWN_KEYS)
+            await until_true(house, ALL_ENDED)
+    rows = await rows_of(house, batch_id)
+    database = Database(house.settings.database_url)
+    await purge_deleted_teams(database)
+    await database.close()
+
+    assert left == [{"provider": "upstream"}] and await query(house, OWN_KEYS) == []
+    assert upstream.batches.made[0].cancelled and [row["status"] for row in rows] == ["answered"]
     await check_books(house)
 
 

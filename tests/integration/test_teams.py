@@ -15,8 +15,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.holds import Limits
 from gateway.accounts.schemas import LimitsInput, NewKey, NewTeam, OwnRotation, Rotation, SafetyInput, TeamPatch
+from gateway.accounts.team_deletion import delete_team
 from gateway.accounts.team_keys import create_key, get_key, list_keys, replace_secret, revoke_key, rotate_key
 from gateway.accounts.teams import create_team, find_callers, get_team, list_teams, update_team
+from gateway.commands.local_batches import _whose
 from gateway.core.errors import Conflict
 from gateway.core.keys import key_digest
 from gateway.core.principals import ACCESS_CHANNEL, Caller
@@ -239,6 +241,16 @@ async def test_revoked_key_is_unknown_for_ever(connection: AsyncConnection) -> N
     assert await find_caller(connection, key_digest(PEPPER, made.key)) is None
     with pytest.raises(NotFound):
         await revoke_key(connection, "key_unknown", ADMIN)
+
+
+async def test_who_names_no_team_means_the_only_one_that_is_there(connection: AsyncConnection) -> None:
+    """A deleted one is none, though its row stays: `tollgate batch submit` asks for no --team."""
+    for team_id in ("ads", "search"):
+        await create_team(connection, NewTeam(id=team_id), ADMIN)
+    made = await create_key(connection, PEPPER, NewKey(team_id="search"), ADMIN, NOW)
+    await delete_team(connection, "ads", ADMIN, "ads")
+
+    assert await _whose(connection, None) == ("search", made.record.key_id)
 
 
 async def test_a_replaced_secret_ends_with_its_overlap(connection: AsyncConnection) -> None:
