@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -18,8 +21,9 @@ from gateway.core.clock import Clock
 from gateway.core.settings import Settings
 from gateway.reports.call_filter import CallFilter, read_filter
 from gateway.reports.call_list import list_calls
+from gateway.reports.csv_text import as_text
 from gateway.terminal.options import WhereByApiKey, with_options
-from gateway.terminal.printing import Format, printable, say, show
+from gateway.terminal.printing import Format, printable, say, show, text_of
 from gateway.terminal.remote_gateway import GatewayFault, RemoteGateway, remote_gateway
 from protocol.errors import BadRequest
 
@@ -78,20 +82,40 @@ def _show(page_of: Callable[[Mapping[str, str]], Any], said: Mapping[str, str], 
         show(format, page, COLUMNS, page["data"], "Calls, newest first (UTC)")
         return
     seen: set[str] = set()
+    newest = page["data"][0]["request_id"] if page["data"] else ""
     calls, looks = new_calls(lambda _: {**page, "next": None}, said, seen), 0
+    if format is not Format.JSON:
+        say(in_line(COLUMNS, format))
     while True:
         for call in reversed(calls):
-            say("\t".join(printable("" if call.get(name) is None else str(call[name])) for name in COLUMNS))
+            say(as_line(call, format))
         sys.stdout.flush()
-        time.sleep(LOOK_AGAIN)
+        time.sleep(LOOK_AGAIN if looks else 0.0)
         now = Clock().moment()
         since = (now - timedelta(seconds=LOOK_BACK)).isoformat()
-        looks += 1
         is_thorough = looks % THOROUGH == 0
-        calls = new_calls(page_of, {"from": since, **said, "limit": "200"}, seen, is_thorough=is_thorough)
+        found = new_calls(page_of, {"from": since, **said, "limit": "200"}, seen, is_thorough=is_thorough)
+        calls = found if looks else [call for call in found if call["request_id"] > newest]  # the rest is older
+        looks += 1
         if is_thorough and "from" not in said:
             least = str(least_id(now.timestamp() - 2 * LOOK_BACK))
             seen.difference_update([each for each in seen if each < least])
+
+
+def as_line(call: Mapping[str, Any], format: Format) -> str:
+    """Return a call as a line of its own: all of it as JSON, else the columns."""
+    if format is Format.JSON:
+        return msgspec.json.Encoder(decimal_format="number").encode(call).decode()
+    return in_line([text_of(call.get(name)) for name in COLUMNS], format)
+
+
+def in_line(cells: Sequence[str], format: Format) -> str:
+    """Return cells as a line of CSV, or with tabs."""
+    if format is Format.TABLE:
+        return "\t".join(map(printable, cells))
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(map(as_text, cells))
+    return line.getvalue()
 
 
 def new_calls(

@@ -199,7 +199,7 @@ def delete(
 
 
 def _show_team(team: View, format: Format, title: str) -> None:
-    show(format, team, COLUMNS, [team], title)
+    show(format, team, (*COLUMNS, *(["deleted_at"] if team["deleted_at"] is not None else ())), [team], title)
 
 
 def _said(team: TeamOptions, limits: NamedLimitOptions) -> dict[str, Any]:

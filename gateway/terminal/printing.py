@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from enum import StrEnum
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
@@ -19,7 +19,7 @@ from msgspec.structs import asdict
 from gateway.reports.csv_text import as_text
 
 UNFOLDED = 28  # characters of a text that stay in one line: a Tollgate id does
-GAP = 2  # characters between columns
+GAP = 3  # characters between columns
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 
@@ -84,18 +84,21 @@ def _show_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], title
     console = Console(markup=False, highlight=False)
     cells = [[_short(printable(text_of(row.get(column)))) for column in columns] for row in rows]
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    width = GAP * (len(columns) - 1)
-    for place, column in enumerate(columns):
-        is_count = _is_count(column, rows)
-        side: Literal["left", "right"] = "right" if is_count else "left"
-        longest = max((len(row[place]) for row in cells), default=0)
-        least = longest if is_count else min(longest, UNFOLDED)  # headings may fold, numbers and ids must not
-        heading = column.replace("_", " ")
-        width += max(least, *map(len, heading.split()))
-        table.add_column(heading, justify=side, overflow="fold", min_width=least)
-    if width > console.width and rows:
+    counts = [_is_count(column, rows) for column in columns]
+    headings = [column.replace("_", " ") for column in columns]
+    longest = [max((len(row[place]) for row in cells), default=0) for place in range(len(columns))]
+    widths = [  # headings may fold, numbers and ids must not
+        max(length if is_count else min(length, UNFOLDED), *map(len, heading.split()))
+        for length, is_count, heading in zip(longest, counts, headings, strict=True)
+    ]
+    spare = console.width - sum(widths) - GAP * (len(columns) - 1) - 2
+    if spare < 0 and rows:
         _show_records(columns, cells, title)
         return
+    for width, length, is_count, heading in zip(widths, longest, counts, headings, strict=True):
+        more = max(0, min(spare, max(length, len(heading)) - width))
+        spare -= more
+        table.add_column(heading, justify="right" if is_count else "left", overflow="fold", width=width + more)
     for row in cells:
         table.add_row(*row)
     console.print(table)

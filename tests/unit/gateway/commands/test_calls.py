@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
-from gateway.commands.calls import new_calls
+import msgspec
+import pytest
+
+from gateway.commands import calls as commands
+from gateway.commands.calls import as_line, new_calls
+from gateway.terminal.printing import Format
 
 
 class Listed:
@@ -42,3 +48,31 @@ def test_a_call_that_ends_late_is_shown_by_a_thorough_look() -> None:
 
     assert ids(new_calls(listed.page, {"limit": "2"}, seen)) == []
     assert ids(new_calls(listed.page, {"limit": "2"}, seen, is_thorough=True)) == [1]
+
+
+def test_what_is_older_than_the_first_page_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the last minute's calls, which are looked through for what ends late."""
+    listed, pauses = Listed(*range(10, 20)), iter(range(2))
+
+    def pause(_: float) -> None:
+        if next(pauses, None) is None:
+            raise KeyboardInterrupt
+        listed.ids.insert(0, 20 + len(listed.ids))
+
+    monkeypatch.setattr(commands.time, "sleep", pause)
+    with pytest.raises(KeyboardInterrupt):
+        commands._show(listed.page, {"limit": "2"}, follow=True, format=Format.TABLE)
+
+    heading, *shown = capsys.readouterr().out.splitlines()
+    assert heading.split("\t") == [*commands.COLUMNS]
+    assert [line.split("\t")[1] for line in shown] == ["18", "19", "30", "31"]
+
+
+def test_a_line_of_a_call_has_its_cost_in_full() -> None:
+    """As a table has it; with JSON it is all that is known."""
+    call = {"request_id": "1", "cost_usd": Decimal("0.00000045"), "status": None}
+
+    assert "\t0.00000045\t" in as_line(call, Format.TABLE) and "0.00000045" in as_line(call, Format.CSV)
+    assert msgspec.json.decode(as_line(call, Format.JSON)) == {**call, "cost_usd": 0.00000045}
