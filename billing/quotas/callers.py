@@ -99,40 +99,43 @@ class Callers:
         rooms = {room for one in asked for pair in self._rooms.of(one.request) for room in pair}
         for room in rooms:
             room.is_recalled = False
-        before, taken = sum(room.granted for room in rooms), await self._draws.take(day, self.asks(asked))
+        before = _granted(rooms)
+        taken = await self._draws.take(day, self.asks(asked))
         if taken is None or taken.refused is not None:
             for waiting in asked:
                 self._end_without(waiting, taken)
             return 0.0
-        if taken.beyond:
-            self._refuse_beyond(asked, taken.beyond)
-        has_grown = sum(room.granted for room in rooms) > before
-        now = asyncio.get_running_loop().time()
-        refused = []
-        for waiting in asked:
-            if waiting.answer.done():
-                continue
-            if self._holding.try_hold(waiting.request):
-                waiting.answer.set_result(None)
-            else:
-                refused.append(waiting)
-        pace = self._standing.pace
-        for waiting in refused:
-            of = self._rooms.of(waiting.request)
-            why, may_come = refusal(waiting.request, of, taken, is_slow=pace > ASK_AGAIN)
-            waiting.asked += 1
-            # Where the room is there it is asked for again, however late it is: this process may have been stopped.
-            is_there = why is None and (waiting.until + ROOM_IS_THERE > now or waiting.asked < LEAST_ASKS)
-            if may_come and (is_there or waiting.until > now):
-                continue
-            self._refuse(waiting, why or unknown(waiting.request))
+        has_grown = _granted(rooms) > before
+        self._refuse_beyond(asked, taken.beyond)
+        without = [waiting for waiting in asked if not waiting.answer.done() and not self._let_in(waiting)]
+        for waiting in without:
+            self._refuse_or_keep(waiting, taken)
         tight = [room for room in rooms if room.is_tight]
         self._rooms.give_back(tight)
         if self._rooms.untold:
             self._returns.tell_soon()
-        if refused and not has_grown:
+        pace = self._standing.pace
+        if without and not has_grown:
             return max(ASK_AGAIN, pace)
         return pace if tight else 0.0
+
+    def _let_in(self, waiting: Waiting) -> bool:
+        """Hold a call if there is room, and tell its caller; return whether there was."""
+        is_held = self._holding.try_hold(waiting.request)
+        if is_held:
+            waiting.answer.set_result(None)
+        return is_held
+
+    def _refuse_or_keep(self, waiting: Waiting, taken: Taken) -> None:
+        """Refuse a call for which room did not come in its time, or cannot come; let others wait for the next ask."""
+        of, is_slow = self._rooms.of(waiting.request), self._standing.pace > ASK_AGAIN
+        why, may_come = refusal(waiting.request, of, taken, is_slow=is_slow)
+        waiting.asked += 1
+        now = asyncio.get_running_loop().time()
+        # Where the room is there it is asked for again, however late it is: this process may have been stopped.
+        is_there = why is None and (waiting.until + ROOM_IS_THERE > now or waiting.asked < LEAST_ASKS)
+        if not may_come or not (is_there or waiting.until > now):
+            self._refuse(waiting, why or unknown(waiting.request))
 
     def asks(self, asked: Sequence[Waiting]) -> Iterator[list[Need]]:
         """Yield what each call lacks after those before it. The first asks for as much as is worth having, and of rooms
@@ -156,9 +159,9 @@ class Callers:
         if waiting.answer.done():
             return
         request = waiting.request
-        if self._holding.try_hold(request):
-            waiting.answer.set_result(None)
-        elif not any(map(is_capped, request.scopes)) and (taken is None or taken.refused != "ended"):
+        if self._let_in(waiting):
+            return
+        if not any(map(is_capped, request.scopes)) and (taken is None or taken.refused != "ended"):
             self._holding.force(request)
             waiting.answer.set_result(None)
         else:
@@ -182,3 +185,7 @@ class Callers:
     def _let_go(self, request: HoldRequest) -> None:
         if not self._draws.late:
             self._rooms.let_go(request, self._draws.is_unread)
+
+
+def _granted(rooms: Iterable[Room]) -> int:
+    return sum(room.granted for room in rooms)

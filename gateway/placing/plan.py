@@ -296,45 +296,80 @@ def _is_overdue(one: Known, now: float, rules: Rollout) -> bool:
     return one.stopping_since is not None and now - one.stopping_since > rules.drain + GRACE
 
 
-def _resized(seen: Observation, state: PoolState, useless: set[str], rules: Rollout) -> tuple[list[Action], PoolState]:
-    """Return what brings the pool closer to its target and its revision."""
+class Present(Struct, frozen=True, kw_only=True):
+    """The replicas of a pool that are not on their way out."""
+
+    current: str  # the revision that they should be of
+    on_trial: bool  # it has not proved itself yet, and another has
+    old: Sequence[SeenReplica]  # of another revision, awake
+    new: Sequence[SeenReplica]  # of this one, awake
+    unproved: Sequence[SeenReplica]  # the new ones that have not taken calls for the canary time
+    ready: Sequence[SeenReplica]  # asleep, to be woken when more are needed
+    needless: Sequence[SeenReplica]  # asleep, and no use
+    is_held: bool  # the rollout stands at its share of conversations
+
+    @property
+    def is_replacing(self) -> bool:
+        """Whether old ones stay until a new one has proved itself, or a rollout has stood."""
+        return bool(self.old and (self.unproved or self.is_held))
+
+
+def _present(seen: Observation, state: PoolState, useless: set[str], rules: Rollout) -> Present:
     current = current_revision(seen.wanted, state)
     on_trial = state.good not in (None, current)
     live = [one for one in seen.replicas if state.known[one.name].stopping_since is None and one.name not in useless]
     asleep = [one for one in live if state.known[one.name].asleep_since is not None]
-    live = [one for one in live if one not in asleep]
-    kept = [one for one in asleep if one.revision == current][: 0 if on_trial else seen.asleep]
-    ends: list[Action] = [Stop(one.name, "it sleeps, and is not needed") for one in asleep if one not in kept]
-    old = [one for one in live if one.revision != current]
-    new = [one for one in live if one.revision == current]
-    unproved = [one for one in new if not _is_proved(state.known[one.name], seen.now, rules.canary * on_trial)]
-    surplus = len(live) + seen.others - seen.target
+    awake = [one for one in live if one not in asleep]
+    ready = [one for one in asleep if one.revision == current][: 0 if on_trial else seen.asleep]
+    new = [one for one in awake if one.revision == current]
     trial = state.trial
-    is_held = on_trial and trial is not None and not trial.has_stood and len(new) >= _enough(seen, rules)
-    if new and not old and not unproved and state.good != current:
-        return [*ends, Proved(current)], replace(state, good=current, tries=0)
-    if surplus > 0:
-        spare = surplus - 1 if old and (unproved or is_held) else surplus  # the one on trial is there besides
-        # Those that take no calls first, then old ones, then those with the least in their caches.
-        order = sorted(live, key=lambda one: (*_rank(one, state, current), -state.known[one.name].since))
-        leaving = [one for one in order if not (old and one in unproved)]
-        why = "replaced" if old else f"{seen.target} should be there"
-        beds = 0 if on_trial or old else seen.asleep - len(kept)
-        able = [one for one in leaving[:spare] if one not in unproved and state.known[one.name].sleeps < MOST_SLEEPS]
-        able = able[: max(0, beds)]
-        return [*ends, *((Sleep if one in able else Stop)(one.name, why) for one in leaving[:spare])], state
-    woken = [WakeUp(one.name) for one in kept[: max(0, -surplus)]]
-    ends += woken
-    if seen.now < state.not_before:
-        return ends, state
-    if surplus < 0:
-        is_early = on_trial and old and (unproved or is_held)
-        revision = state.good if is_early and state.good is not None else current
-        return [*ends, *(Start(revision) for _ in range(-surplus - len(woken)))], state
-    is_ending = any(one.stopping_since is not None for one in state.known.values())
-    if old and not unproved and not is_held and not is_ending and seen.target:
-        return [*ends, Start(current)], state
-    return ends, state
+    return Present(
+        current=current,
+        on_trial=on_trial,
+        old=[one for one in awake if one.revision != current],
+        new=new,
+        unproved=[one for one in new if not _is_proved(state.known[one.name], seen.now, rules.canary * on_trial)],
+        ready=ready,
+        needless=[one for one in asleep if one not in ready],
+        is_held=on_trial and trial is not None and not trial.has_stood and len(new) >= _enough(seen, rules),
+    )
+
+
+def _resized(seen: Observation, state: PoolState, useless: set[str], rules: Rollout) -> tuple[list[Action], PoolState]:
+    """Return what brings the pool closer to its target and its revision."""
+    pool = _present(seen, state, useless, rules)
+    actions: list[Action] = [Stop(one.name, "it sleeps, and is not needed") for one in pool.needless]
+    if pool.new and not pool.old and not pool.unproved and state.good != pool.current:
+        return [*actions, Proved(pool.current)], replace(state, good=pool.current, tries=0)
+    missing = seen.target - len(pool.old) - len(pool.new) - seen.others
+    if missing < 0:
+        return actions + _shrunk(pool, -missing, seen, state), state
+    woken = pool.ready[:missing]
+    actions += [WakeUp(one.name) for one in woken]
+    if seen.now >= state.not_before:
+        is_ending = any(one.stopping_since is not None for one in state.known.values())
+        if missing:
+            revision = state.good if pool.on_trial and pool.is_replacing and state.good is not None else pool.current
+            actions += [Start(revision) for _ in range(missing - len(woken))]
+        elif pool.old and not pool.is_replacing and not is_ending and seen.target:
+            actions.append(Start(pool.current))
+    return actions, state
+
+
+def _shrunk(pool: Present, surplus: int, seen: Observation, state: PoolState) -> list[Action]:
+    """Return who goes, to sleep where the pool keeps some asleep, or for good."""
+    spare = surplus - pool.is_replacing  # the one on trial is there besides
+    # Those that take no calls first, then old ones, then those with the least in their caches.
+    order = sorted(
+        [*pool.old, *pool.new],
+        key=lambda one: (*_rank(one, state, pool.current), -state.known[one.name].since),
+    )
+    leaving = [one for one in order if not (pool.old and one in pool.unproved)][:spare]
+    beds = 0 if pool.on_trial or pool.old else seen.asleep - len(pool.ready)
+    able = [one for one in leaving if one not in pool.unproved and state.known[one.name].sleeps < MOST_SLEEPS]
+    sleepers = able[: max(0, beds)]
+    why = "replaced" if pool.old else f"{seen.target} should be there"
+    return [(Sleep if one in sleepers else Stop)(one.name, why) for one in leaving]
 
 
 def _is_proved(known: Known, now: float, canary: float) -> bool:
