@@ -60,21 +60,6 @@ MIXTURES = {
     "Qwen3-30B-A3B": _config("Qwen3MoeForCausalLM", 151936, 2048, 6144, 48, 32, 4, 128, 40960, theta=1e6, tied=False,
                              num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768, norm_topk_prob=True),
 }  # fmt: skip
-_YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
-LATENT = {
-    "DeepSeek-V2-Lite": _config("DeepseekV2ForCausalLM", 102400, 2048, 10944, 27, 16, 16, 0, 163840, theta=1e4,
-                                tied=False, q_lora_rank=None, n_routed_experts=64, num_experts_per_tok=6,
-                                moe_intermediate_size=1408, n_shared_experts=2, first_k_dense_replace=1,
-                                topk_method="greedy", rope_scaling=_YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}),
-    "DeepSeek-V3": _config("DeepseekV3ForCausalLM", 129280, 7168, 18432, 61, 128, 128, 0, 163840, theta=1e4, tied=False,
-                           n_routed_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048, n_shared_experts=1,
-                           n_group=8, topk_group=4, routed_scaling_factor=2.5, norm_topk_prob=True,
-                           rope_scaling=_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
-    "Kimi-K2": _config("DeepseekV3ForCausalLM", 163840, 7168, 18432, 61, 64, 64, 0, 131072, theta=5e4, tied=False,
-                       n_routed_experts=384, num_experts_per_tok=8, moe_intermediate_size=2048, n_shared_experts=1,
-                       n_group=1, topk_group=1, routed_scaling_factor=2.827, first_k_dense_replace=1,
-                       norm_topk_prob=True, rope_scaling=_YARN | {"factor": 32, "mscale": 1.0, "mscale_all_dim": 1.0}),
-}  # fmt: skip
 TINY_SHAPES = {"tiny": _config("Qwen3ForCausalLM", 512, 64, 96, 2, 4, 2, 16, 2048, theta=1e4, tied=True)}
 TINY_MIXTURES = {
     "tiny mixture": _config("MixtralForCausalLM", 512, 64, 96, 2, 4, 2, 16, 2048, theta=1e4, tied=True,

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from gpu_backend.simulate.cards import page
 from gpu_backend.simulate.hardware import (
     DEVICES,
     MODELS,
@@ -128,7 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line, answer, return the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        print("\n".join(fits(DEVICES[options.device]) if options.table else answer(options)))  # noqa: T201
+        lines = page() if options.cards else fits(DEVICES[options.device]) if options.table else answer(options)
+        print("\n".join(lines))  # noqa: T201
     except ValueError as error:
         print(f"capacity: {error}", file=sys.stderr)  # noqa: T201
         return 1
@@ -143,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--table", action="store_true", help="only list what every model takes on that device")
+    add("--cards", action="store_true", help="only say which published model takes how many of which card, in Markdown")
     add("--model", choices=MODELS, default="llama-70b")
     add("--device", choices=DEVICES, default="h100")
     add("--precision", choices=PRECISIONS, default="bf16", help="of the weights; the KV cache is bf16")

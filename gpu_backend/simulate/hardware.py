@@ -1,10 +1,15 @@
 # Models and devices as numbers: what a token of KV cache takes, and how long a step does. Devices are the vendors'
-# datasheets; how much of them is reached was fitted to published measurements, see docs/simulator.md.
+# datasheets; how much of them is reached was fitted to published measurements, see docs/simulator.md. Models are read
+# from what was published of them (published.json), or written down here in round numbers.
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass
+from pathlib import Path
 
+from gpu_backend.models.config.model import ModelConfig, parse_model_config
 from gpu_backend.step.cost import StepCost
 
 # Llama-3.1-8B on one H100: 6.44 ms a step and 43.7 ns a token of context (vLLM 0.19, one sequence).
@@ -26,20 +31,27 @@ class Device:
     bandwidth: float
     flops: float
     host_link: float  # bytes per second in one direction
+    link: float  # to another of its machine, the same way
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """A decoder's size."""
 
-    parameters: float
+    parameters: float  # of all layers, if ``head`` and ``embedding`` are named apart
     layers: int
     heads: int
     kv_heads: int
     head_dim: int  # of a key in the cache
-    active_parameters: float | None = None  # of a mixture of experts: those that a token is multiplied with
     latent_rank: int = 0  # of a latent vector, which is the first of a key's numbers, and the value; 0: there is none
-    tower_parameters: float = 0.0  # of what reads pictures: whole on every device, in 16 bits
+    tower_parameters: float = 0.0  # of what reads pictures
+    experts: float = 0.0  # parameters of all experts among which a token chooses
+    chosen: float = 1.0  # the share of them that a token chooses
+    wide: float = 0.0  # parameters of layers that have 16 bits in every format
+    # Numbers of the output head, and of embeddings beside it: 16 bits, whole on every device, as what reads pictures.
+    head: float = 0.0
+    embedding: float = 0.0
+    hidden_size: int = 0  # numbers of a token that devices add up twice a layer; 0: what that moves is left out
 
     def kv_bytes_per_token(self, bytes_per_number: float = 2) -> float:
         """Bytes that one token takes in the KV cache: of all devices together, unless each has all of it."""
@@ -54,19 +66,64 @@ class Model:
         """Operations for one query and one key, all layers and heads together."""
         return 2 * self.layers * self.heads * (self.head_dim + (self.latent_rank or self.head_dim))
 
-    def weight_bytes(self, bytes_per_number: float = 2) -> float:
-        """Bytes of all weights."""
-        return self.parameters * bytes_per_number
+    def weight_bytes(self, bytes_per_number: float = 2, gpus: int = 1) -> float:
+        """Bytes of all weights, on all devices of a replica together."""
+        everywhere = self.head + self.embedding + self.tower_parameters
+        return self._layer_bytes(bytes_per_number) + 2 * everywhere * gpus
+
+    def bytes_read(self, bytes_per_number: float = 2, tokens: float = math.inf) -> float:
+        """Bytes of the weights that a step reads, if its tokens choose experts evenly; one of very many reads all."""
+        unread = self.experts * (1 - self.chosen) ** tokens
+        return self._layer_bytes(bytes_per_number) - unread * bytes_per_number + 2 * self.head
+
+    @property
+    def active(self) -> float:
+        """Parameters of layers that a token is multiplied with."""
+        return self.parameters - self.experts * (1 - self.chosen)
+
+    def _layer_bytes(self, bytes_per_number: float) -> float:
+        return (self.parameters - self.wide) * bytes_per_number + 2 * self.wide
+
+
+def model_of(config: ModelConfig) -> Model:
+    """Return the size of a model by its config.json; of pictures' towers it knows nothing."""
+    head, experts, chosen = config.vocab_size * config.hidden_size, 0.0, 1.0
+    if config.experts is not None:
+        chosen = config.experts.per_token / config.experts.number
+        experts = config.weights_read() - config.weights_read(0)
+    return Model(
+        parameters=config.weights_read(),
+        layers=config.num_layers,
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        latent_rank=config.latent.rank if config.latent is not None else 0,
+        experts=experts,
+        chosen=chosen,
+        wide=config.weights_read() - experts if config.has_sinks else 0.0,  # GPT-OSS keeps its experts alone in 4 bits
+        head=head,
+        embedding=0 if config.tie_word_embeddings else head,
+        hidden_size=config.hidden_size,
+    )
 
 
 DEVICES = {
-    "a100-80gb": Device(80e9, 2.039e12, 312e12, 32e9),
-    "h100": Device(80e9, 3.35e12, 989e12, 64e9),
-    "h200": Device(141e9, 4.8e12, 989e12, 64e9),
+    "l4": Device(24e9, 0.3e12, 121e12, 32e9, 32e9),
+    "l40s": Device(48e9, 0.864e12, 362e12, 32e9, 32e9),
+    "a100-80gb": Device(80e9, 2.039e12, 312e12, 32e9, 300e9),
+    "h100": Device(80e9, 3.35e12, 989e12, 64e9, 450e9),
+    "h200": Device(141e9, 4.8e12, 989e12, 64e9, 450e9),
+    "b200": Device(180e9, 7.7e12, 2250e12, 64e9, 900e9),
 }
 
-MODELS = {
-    "qwen3-0.6b": Model(0.6e9, 28, 16, 8, 128),
+
+def _published() -> dict[str, ModelConfig]:
+    kept = json.loads((Path(__file__).parent / "published.json").read_text(encoding="utf-8"))
+    return {name: parse_model_config(config) for name, config in kept["models"].items()}
+
+
+PUBLISHED = _published()  # by the names that their publishers give them
+MODELS = {name.lower(): model_of(config) for name, config in PUBLISHED.items()} | {
     "llama-7b": Model(7e9, 32, 32, 32, 128),
     "llama-8b": Model(8e9, 32, 32, 8, 128),
     "qwen3-14b": Model(14.8e9, 40, 40, 8, 128),
@@ -79,30 +136,32 @@ MODELS = {
     "glm4-32b": Model(32.6e9, 61, 48, 2, 128),
     "llama-70b": Model(70e9, 80, 64, 8, 128),
     "llama-405b": Model(405e9, 126, 128, 8, 128),
-    "mixtral-8x7b": Model(46.7e9, 32, 32, 8, 128, 12.9e9),
-    "mixtral-8x22b": Model(141e9, 56, 48, 8, 128, 39e9),
-    "qwen3-30b-a3b": Model(30.5e9, 48, 32, 4, 128, 3.3e9),
-    "qwen3-235b-a22b": Model(235e9, 94, 64, 4, 128, 22e9),
-    "deepseek-v2-lite": Model(15.7e9, 27, 16, 1, 576, 2.4e9, 512),
-    "glm-4.7-flash": Model(30e9, 47, 20, 1, 576, 3.6e9, 512),
-    "deepseek-v3": Model(671e9, 61, 128, 1, 576, 37e9, 512),
-    "kimi-k2": Model(1.03e12, 61, 64, 1, 576, 32e9, 512),
+    "deepseek-v2-lite": Model(15.7e9, 27, 16, 1, 576, 512, experts=14.6e9, chosen=6 / 64),
 }
 
-PRECISIONS = {"bf16": 2.0, "fp8": 1.0, "int4": 0.5}  # bytes a weight
+# Bytes a weight. Four bits have a scale beside them: in float32 for 128 inputs, or, as mxfp4 has it, a byte for 32.
+PRECISIONS = {"bf16": 2.0, "fp8": 1.0, "int4": 17 / 32}
 
 
-def step_cost(model: Model, device: Device, gpus: int = 1, weight_bytes: float = 2, kv_bytes: float = 2) -> StepCost:
+def step_cost(
+    model: Model,
+    device: Device,
+    gpus: int = 1,
+    weight_bytes: float = 2,
+    kv_bytes: float = 2,
+    tokens: float = math.inf,
+) -> StepCost:
     """Predict a step of a replica of ``gpus`` devices that share every layer.
 
-    It reads all weights: a mixture's step of a few tokens reads fewer, one of some dozens nearly all.
+    It reads all weights, as a mixture's step of some dozens of ``tokens`` does nearly: of fewer, those they choose.
     """
     bandwidth, flops = device.bandwidth * gpus, device.flops * gpus
     links = 2 * model.layers * LINK_SECONDS if gpus > 1 else 0.0
+    moved = 2 * model.layers * model.hidden_size * 2 * 2 * (gpus - 1) / gpus  # of a token, by each device: a ring
     return StepCost(
         fixed=FIXED_SECONDS + links,
-        weights=model.weight_bytes(weight_bytes) / (bandwidth * WEIGHTS_SHARE),
-        token=2 * (model.active_parameters or model.parameters) / (flops * PRODUCTS_SHARE),
+        weights=model.bytes_read(weight_bytes, tokens) / (bandwidth * WEIGHTS_SHARE),
+        token=2 * model.active / (flops * PRODUCTS_SHARE) + moved / device.link,
         context=model.kv_bytes_per_token(kv_bytes) * model.copies_of_cache(gpus) / (bandwidth * CONTEXT_SHARE),
         pair=model.pair_operations / (flops * ATTENTION_SHARE),
     )
@@ -118,7 +177,7 @@ def resident_tokens(
     model: Model, device: Device, gpus: int, weight_bytes: float = 2, kv_bytes: float = 2, memory_share: float = 1.0
 ) -> int:
     """Return how many tokens of KV cache fit beside the weights; 0 if not even these fit."""
-    room = device.memory * gpus * memory_share - model.weight_bytes(weight_bytes) - 2 * model.tower_parameters * gpus
+    room = device.memory * gpus * memory_share - model.weight_bytes(weight_bytes, gpus)
     return max(0, int(room / (model.kv_bytes_per_token(kv_bytes) * model.copies_of_cache(gpus))))
 
 
