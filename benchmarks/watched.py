@@ -20,7 +20,7 @@ from benchmarks.instructions import control, instructions_in
 from benchmarks.ledger import make_calls
 from benchmarks.stack import Server
 from gateway.core.clock import Clock
-from gateway.telemetry.live_events import LiveEvents, Watcher, decoded, encoded
+from gateway.telemetry.live_events import LiveEvents, decoded, encoded
 
 TOGETHER = 25  # calls that are told in one message: a hundred a second of one process
 WATCHERS = (0, 1, 10)
@@ -75,7 +75,7 @@ def follow(calls: int, watchers: int) -> None:
     """Note calls and tell them, to so many who watch."""
     unused: Any = SimpleNamespace(on_record=None, on_kept=None)
     live = LiveEvents(unused, unused, unused, Clock())
-    watching = [Watcher(None, ("call",)) for _ in range(watchers)]
+    watching = [live.watch(None, ("call",)) for _ in range(watchers)]
     live._follow(is_watched=True)
     [record] = make_calls(1)
     for _ in range(calls // TOGETHER):
@@ -83,10 +83,9 @@ def follow(calls: int, watchers: int) -> None:
             unused.on_record(record)
         message = encoded(*live._take_gathered())
         if watching:
-            said = decoded(message)
+            live._tell_watchers(decoded(message))
             for watcher in watching:
-                watcher.tell(said.told, said.dropped)
-                b"".join(watcher.take()[0])
+                watcher.take()
 
 
 if __name__ == "__main__":

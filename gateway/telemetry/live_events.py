@@ -1,16 +1,17 @@
 # Calls and refusals as they happen, at every process, for those who watch (GET /admin/live). While none does nothing is
 # made of them, and each process looks once a second whether one does. They go through a short stream in Redis, those of
-# a quarter second at once, each encoded once as all who watch are sent it; of more than fits the rest is dropped and
-# counted. No call waits for any of it.
+# a quarter second at once, each encoded once as all who watch are sent it, and put together once for all who watch the
+# same; of more than fits the rest is dropped and counted. No call waits for any of it.
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
@@ -100,28 +101,60 @@ def told_of(happened: Happened) -> Told:
     return Told("call", happened.team_id, frame_of(call, "call"))
 
 
+class Part(NamedTuple):
+    """What of a message all who watch the same are sent, put together once."""
+
+    frames: bytes
+    events: int
+    dropped: int
+
+
+class Look:
+    """What all who watch the same were last told of what changes by and by: by type and id, the facts and the frame."""
+
+    def __init__(self) -> None:
+        self.at = -math.inf  # on the monotonic clock
+        self.shown: dict[tuple[str, str], tuple[dict[str, Any], bytes]] = {}
+
+    @property
+    def frames(self) -> bytes:
+        """All of it, for one who has seen nothing of it, or not all."""
+        return b"".join(frame for _, frame in self.shown.values())
+
+
 class Watcher:
     """What one who watches has not read yet: bounded, the oldest goes first."""
 
-    def __init__(self, team_id: str | None, kinds: Collection[str]) -> None:
+    def __init__(self, team_id: str | None, kinds: Collection[str], look: Look) -> None:
         self.dropped = 0
         self.news = asyncio.Event()
-        self.team_id = team_id
-        self._kinds = frozenset(kinds)
-        self._waiting: deque[bytes] = deque(maxlen=MOST_WAITING)
+        self.sees = (team_id, frozenset(kinds))
+        self.look = look
+        self._waiting: deque[Part] = deque()
+        self._events = 0
+        self._has_missed = bool(look.shown)  # of the look
 
-    def tell(self, told: Iterable[Told], dropped: int) -> None:
-        """Add events of the kinds, and of the team, that are watched."""
-        new = [one.frame for one in told if one.kind in self._kinds and self.team_id in (None, one.team_id)]
-        self.dropped += dropped + max(0, len(self._waiting) + len(new) - MOST_WAITING)
-        self._waiting.extend(new)
+    def tell(self, part: Part) -> None:
+        """Add what has happened, if that is anything."""
+        if not part.events and not part.dropped:
+            return  # of another team
+        self._waiting.append(part)
+        self._events += part.events
+        self.dropped += part.dropped
+        while self._events > MOST_WAITING:
+            oldest = self._waiting.popleft()
+            self._events -= oldest.events
+            self.dropped += oldest.events
+            self._has_missed = True
         self.news.set()
 
-    def take(self) -> tuple[list[bytes], int]:
+    def take(self) -> tuple[bytes, int]:
         """Return what came since it was last asked for, and how many events were dropped."""
-        frames, dropped = list(self._waiting), self.dropped
+        frames, dropped = b"".join([part.frames for part in self._waiting]), self.dropped
+        frames += self.look.frames if self._has_missed else b""  # as all is now
         self._waiting.clear()
-        self.dropped = 0
+        self._events = self.dropped = 0
+        self._has_missed = False
         self.news.clear()
         return frames, dropped
 
@@ -147,7 +180,7 @@ class LiveEvents:
 
     def watchers_of(self, team_id: str) -> int:
         """How many watch one team alone at this process."""
-        return sum(watcher.team_id == team_id for watcher in self._watchers)
+        return sum(watcher.sees[0] == team_id for watcher in self._watchers)
 
     @property
     def is_watched(self) -> bool:
@@ -157,7 +190,8 @@ class LiveEvents:
     def watch(self, team_id: str | None, kinds: Collection[str] = ("call", "refusal")) -> Watcher:
         """Return a new watcher, of one team or of all, who is told of this process from now on; ``leave`` it."""
         self._follow(is_watched=True)
-        watcher = Watcher(team_id, kinds)
+        look = next((one.look for one in self._watchers if one.sees == (team_id, frozenset(kinds))), Look())
+        watcher = Watcher(team_id, kinds, look)
         self._watchers.add(watcher)
         self._wake.set()
         return watcher
@@ -165,6 +199,13 @@ class LiveEvents:
     def leave(self, watcher: Watcher) -> None:
         """Tell a watcher nothing more."""
         self._watchers.discard(watcher)
+
+    def tell_changes(self, look: Look, frames: list[bytes]) -> None:
+        """Tell all who share a look what it has found."""
+        part = Part(b"".join(frames), len(frames), 0)
+        for watcher in self._watchers:
+            if watcher.look is look:
+                watcher.tell(part)
 
     async def run(self) -> None:
         """Tell what happens for as long as one watches, anywhere; for ever."""
@@ -220,8 +261,11 @@ class LiveEvents:
             self._tell_watchers(decoded(fields[b"said"]))
 
     def _tell_watchers(self, message: Message) -> None:
+        parts: dict[tuple[str | None, frozenset[str]], Part] = {}
         for watcher in self._watchers:
-            watcher.tell(message.told, message.dropped)
+            if (part := parts.get(watcher.sees)) is None:
+                part = parts[watcher.sees] = _part_of(message, *watcher.sees)
+            watcher.tell(part)
 
     def _follow(self, is_watched: bool) -> None:
         self._journal.on_record = self._note_call if is_watched else None
@@ -257,6 +301,11 @@ def encoded(happened: Iterable[Happened], dropped: int) -> bytes:
 def decoded(message: bytes) -> Message:
     """Return the message that another process, or this one, has told."""
     return DECODER.decode(message)
+
+
+def _part_of(message: Message, team_id: str | None, kinds: frozenset[str]) -> Part:
+    frames = [one.frame for one in message.told if one.kind in kinds and team_id in (None, one.team_id)]
+    return Part(b"".join(frames), len(frames), message.dropped)
 
 
 async def _first(event: asyncio.Event, seconds: float) -> None:

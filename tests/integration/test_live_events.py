@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -18,7 +19,7 @@ from redis.backoff import NoBackoff
 from billing.core.ids import uuid7
 from billing.journal.journal import Journal
 from gateway.telemetry import live_events
-from gateway.telemetry.live_events import MOST_TOLD, MOST_WAITING, LiveEvents, Told, Watcher
+from gateway.telemetry.live_events import MOST_TOLD, MOST_WAITING, LiveEvents, Part, Watcher
 from gateway.telemetry.refusals import Refusals
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
@@ -57,7 +58,9 @@ async def heard(watcher: Watcher, count: int) -> list[dict[str, Any]]:
     async with asyncio.timeout(10):
         while len(found) < count:
             await watcher.news.wait()
-            found += [msgspec.json.decode(frame.split(b"data: ")[1]) for frame in watcher.take()[0]]
+            found += [
+                msgspec.json.decode(data) for data in re.findall(rb"^data: (.*)$", watcher.take()[0], re.MULTILINE)
+            ]
     return found
 
 
@@ -143,11 +146,31 @@ async def test_more_than_fits_is_dropped_and_counted(redis: Redis) -> None:
         for number in range(MOST_TOLD + 50):
             source.call(number)
         await _true(lambda: watcher.dropped == 50)
-        watcher.tell([Told("call", "t", b"%d" % number) for number in range(3 * MOST_WAITING)], 0)
+        for number in range(300):
+            watcher.tell(Part(b"%03d" % number, MOST_WAITING // 100, 0))
         frames, dropped = watcher.take()
 
-    assert len(frames) == MOST_WAITING and frames[-1] == b"%d" % (3 * MOST_WAITING - 1)
+    assert len(frames) == 3 * 100 and frames.endswith(b"299")
     assert dropped == 50 + MOST_TOLD + 2 * MOST_WAITING
+
+
+async def test_who_watch_the_same_share_a_look(redis: Redis) -> None:
+    """One look is told to all of them; who comes later is told all of it, and who missed some, all as it is then."""
+    async with process(redis) as (live, _):
+        first, other = live.watch(None, ("breaker",)), live.watch(None, ("replica",))
+        first.look.shown["breaker", "a"] = ({}, b"a is open.")
+        live.tell_changes(first.look, [b"a is open."])
+        second = live.watch(None, ("breaker",))
+
+        assert [one.take()[0] for one in (first, second, other)] == [b"a is open.", b"a is open.", b""]
+        first.look.shown["breaker", "a"] = ({}, b"a is closed.")
+        live.tell_changes(first.look, [b"a is closed."])
+        first.tell(Part(b"calls", MOST_WAITING, 0))
+        assert first.take() == (b"callsa is closed.", 1)
+        assert second.take() == (b"a is closed.", 0)
+        for one in (first, second):
+            live.leave(one)
+        assert live.watch(None, ("breaker",)).take()[0] == b""
 
 
 async def test_without_redis_a_process_tells_its_own() -> None:

@@ -24,7 +24,7 @@ from gateway.http.exchange import AnyRequest, caller_of, part_of, read_parameter
 from gateway.http.routes.admin.breakers import breaker_view
 from gateway.http.routes.admin.instances import REMEMBERED, instance_view
 from gateway.http.stream_sender import StreamSender
-from gateway.telemetry.live_events import LiveEvents, Watcher, frame_of
+from gateway.telemetry.live_events import LiveEvents, Look, Watcher, frame_of
 from gateway.upstreams.resilience.breakers import Breakers
 from protocol.errors import Overloaded, ServiceError, invalid_value
 from protocol.serving.leaving import ended_when_client_leaves
@@ -77,7 +77,6 @@ class _Live:
     def __init__(self, request: AnyRequest, team_id: str | None, types: frozenset[str]) -> None:
         self._request, self._team_id, self._types = request, team_id, types
         self._live = part_of(request, LiveEvents)
-        self._shown: dict[tuple[str, str], dict[str, Any]] = {}  # as they were last told, by type and id
         if self._live.watchers >= MOST_WATCHERS:
             raise RateLimited(f"This process has {MOST_WATCHERS} watchers already.", headers={"retry-after": "5"})
 
@@ -104,15 +103,17 @@ class _Live:
         drain, clock, looked = part_of(self._request, Drain), part_of(self._request, Clock), -LOOK_EVERY
         while not drain.has_begun:
             now = clock.monotonic()
-            told = []
             if now - looked >= LOOK_EVERY:
+                looked = now
                 await self._check_key()
-                looked, told = now, await self._changes()
+                if now - watcher.look.at >= LOOK_EVERY:
+                    watcher.look.at = now
+                    self._live.tell_changes(watcher.look, await self._changes(watcher.look))
             happened, dropped = watcher.take()
-            told += [{"type": "dropped", "events": dropped}] if dropped else []
-            if frames := [*(frame_of(event, event["type"]) for event in told), *happened]:
+            told = frame_of({"type": "dropped", "events": dropped}, "dropped") if dropped else b""
+            if frames := told + happened:
                 async with asyncio.timeout(READ_WITHIN):
-                    await sender.send(b"".join(frames))
+                    await sender.send(frames)
             try:
                 async with asyncio.timeout(LOOK_EVERY):
                     await watcher.news.wait()
@@ -129,7 +130,7 @@ class _Live:
         except (Overloaded, RateLimited):
             pass  # known at the next look
 
-    async def _changes(self) -> list[dict[str, Any]]:
+    async def _changes(self, look: Look) -> list[bytes]:
         """Return breakers, replicas and batches that are not as they were last told; at first all of them."""
         found: dict[tuple[str, str], dict[str, Any]] = {}
         request, clock = self._request, part_of(self._request, Clock)
@@ -141,6 +142,8 @@ class _Live:
                     name: view[name] for name in ("id", "provider", "endpoint", "region", "model", "state", "reason")
                 }
                 found["breaker", watched.id] = facts
+        open_ones = [ident for (kind, ident), (batch, _) in look.shown.items() if _is_open(kind, batch)]
+        ended = [name for name, (batch, _) in look.shown.items() if name[0] == "batch" and not _is_open("batch", batch)]
         try:
             async with transaction(request) as connection:
                 if "replica" in self._types:
@@ -148,17 +151,18 @@ class _Live:
                     for one in await last_looks(connection, now - REMEMBERED):
                         found["replica", one.instance_id] = instance_view(one, now, catalog)
                 if "batch" in self._types:
-                    open_ones = [ident for (kind, ident), batch in self._shown.items() if _is_open(kind, batch)]
                     for batch in await batches_that_run(connection, self._team_id, open_ones, MOST_BATCHES):
                         found["batch", batch.id] = {"team_id": batch.team_id, **batch_view(batch)}
         except POSTGRES_AWAY:
             pass  # seen at the next look
-        changed = {name: view for name, view in found.items() if _facts(self._shown.get(name, {})) != _facts(view)}
-        ended = [name for name, batch in self._shown.items() if name[0] == "batch" and not _is_open("batch", batch)]
-        self._shown |= changed
+        told = []
+        for name, view in found.items():
+            if name not in look.shown or _facts(look.shown[name][0]) != _facts(view):
+                look.shown[name] = (view, frame_of({"type": name[0], **view}, name[0]))
+                told.append(look.shown[name][1])
         for name in ended:
-            self._shown.pop(name, None)
-        return [{"type": kind, **view} for (kind, _), view in changed.items()]
+            look.shown.pop(name, None)
+        return told
 
 
 def _facts(view: Mapping[str, Any]) -> dict[str, Any]:
