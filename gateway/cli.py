@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from datetime import datetime
+from datetime import date as Day
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -166,14 +166,16 @@ def migrate(
 @app.command("audit")
 def audit(
     config: ConfigOption = None,
-    date: Annotated[
-        datetime | None, typer.Option(formats=["%Y-%m-%d"], help="A UTC day; else today and yesterday")
-    ] = None,
+    date: Annotated[str | None, typer.Option(metavar="YYYY-MM-DD", help="A UTC day; else today and yesterday")] = None,
 ) -> None:
     """Compare ledger, daily sums, leases and balances; print where they differ and exit 1."""
     from gateway.commands.audit import run_audit
 
-    raise typer.Exit(run_audit(_load(find_config(config)), date.date() if date is not None else None))
+    try:
+        day = None if date is None else Day.fromisoformat(date)
+    except ValueError as exc:
+        raise typer.BadParameter(f"--date is a UTC day such as 2026-04-05; found {date!r}") from exc
+    raise typer.Exit(run_audit(_load(find_config(config)), day))
 
 
 @app.command("journal")

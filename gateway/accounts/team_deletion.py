@@ -27,7 +27,7 @@ class Ended(Struct, frozen=True):
 
     keys: int
     open_batches: int
-    held_usd: str  # by calls that run
+    held_usd: str  # by calls that run, and by those that have ended and have no row yet
 
 
 async def delete_team(connection: AsyncConnection, team_id: str, act: Act, confirm: str | None) -> TeamRecord:
@@ -42,8 +42,8 @@ async def delete_team(connection: AsyncConnection, team_id: str, act: Act, confi
     if confirm != team_id:
         raise Conflict(
             f"A team is deleted for ever, and all that it keeps here. Of '{team_id}' would end: {ended.keys} of its "
-            f"keys, {ended.open_batches} of its batches; calls that run hold {held} USD. Confirm it with "
-            f"confirm={team_id}, or `tollgate teams delete {team_id} --yes`.",
+            f"keys, {ended.open_batches} of its batches; calls that run or have just ended hold {held} USD. Confirm it "
+            f"with confirm={team_id}, or `tollgate teams delete {team_id} --yes`.",
             param="confirm",
             code="confirmation_needed",
         )

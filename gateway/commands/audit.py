@@ -26,7 +26,7 @@ def run_audit(settings: Settings, day: date | None) -> int:
     try:
         days, reports, owners = asyncio.run(_audit(settings, day))
     except POSTGRES_AWAY as exc:
-        fail(f"the books cannot be compared now: {str(exc).splitlines()[0] if str(exc) else repr(exc)}")
+        fail(f"the books cannot be compared now: {str(exc).splitlines()[0] if str(exc) else repr(exc)}", 4)
     if waiting := sum(owner.backlog for owner in owners):
         say(f"{waiting} closed calls of {sum(owner.backlog > 0 for owner in owners)} owners are not in the ledger yet")
     differences = [one for report in reports for one in report.differences]

@@ -24,7 +24,7 @@ from gateway.storage.audit_log import Act
 from gateway.storage.database import Database
 from gateway.storage.schema import is_without_schema
 from gateway.terminal.address import is_elsewhere
-from gateway.terminal.config_path import CONFIG_VARIABLE, find_config
+from gateway.terminal.config_path import find_config
 from gateway.terminal.options import Place
 from gateway.terminal.printing import fail
 from gateway.terminal.remote_gateway import RemoteGateway, remote_gateway
@@ -56,8 +56,6 @@ class LimitOptions(Struct, frozen=True, kw_only=True):
 def read_settings(config: Path | None) -> Settings:
     """Return the settings of the deployment that is meant, or print every fault and exit 1."""
     path = find_config(config)
-    if config is None and CONFIG_VARIABLE not in os.environ and not path.exists():
-        fail(f"which deployment? Give --config, set ${CONFIG_VARIABLE}, or run `tollgate dev` in this folder")
     try:
         return load_settings(path)
     except ConfigFaults as exc:
@@ -113,13 +111,13 @@ def read_limits(options: LimitOptions) -> LimitsInput:
 
 
 def read_limit(option: str, name: str, said: str) -> Decimal | int | None:
-    """Return what an option says of a limit, None for `none`, or say what is wrong and exit 1."""
+    """Return what an option says of a limit, None for `none`, or say what is wrong and exit 2."""
     words = said.replace("_", "").lower()
     try:
         return Decimal(words) if name.startswith("usd_") else int(words)
     except (ValueError, InvalidOperation):
         if said.lower() not in NO_LIMIT:
-            fail(f"{option}: expected a number or none, found {said!r}")
+            fail(f"{option}: expected a number or none, found {said!r}", 2)
         return None
 
 
@@ -137,5 +135,5 @@ def read_expiry(said: str | None) -> datetime | None:
     try:
         moment = datetime.fromisoformat(said)
     except ValueError:
-        fail(f"--expires: expected a day, a moment or a duration, such as 2027-01-31 or 90d, found {said!r}")
+        fail(f"--expires: expected a day, a moment or a duration, such as 2027-01-31 or 90d, found {said!r}", 2)
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment

@@ -97,7 +97,7 @@ def change(
         said["expires_at"] = None if expires == "never" else read_expiry(expires)
     patch = KeyPatch(**said, **_bounds(bounds))
     if patch == KeyPatch(limits=LimitsInput()):
-        fail("nothing to change; see tollgate keys set --help")
+        fail("nothing to change; see tollgate keys set --help", 2)
 
     def here(settings: Settings) -> View:
         _check_endpoints(patch.allowed_endpoints)

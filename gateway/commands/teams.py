@@ -136,7 +136,7 @@ def change(
     """Change what is named and leave the rest; a limit of `none` goes."""
     patch = TeamPatch(**_said(team, limits), suspended=UNSET if suspended is None else suspended)
     if patch == TeamPatch(limits=LimitsInput()):
-        fail("nothing to change; see tollgate teams set --help")
+        fail("nothing to change; see tollgate teams set --help", 2)
 
     def here(settings: Settings) -> View:
         checked, catalog = _checked(patch, settings), settings.catalog()
@@ -185,7 +185,7 @@ def delete(
 ) -> None:
     """Delete a team for ever, with all that it keeps here; its books stay, under its id."""
     if reason is not None and not (reason.isascii() and reason.isprintable() and len(reason) <= LONGEST_REASON):
-        fail(f"--reason takes a line of at most {LONGEST_REASON} ASCII characters: it may travel as a header")
+        fail(f"--reason takes a line of at most {LONGEST_REASON} ASCII characters: it may travel as a header", 2)
     confirm = team_id if yes else None
     said = {"confirm": team_id} if yes else {}
     why = {} if reason is None else {"x-audit-reason": reason}
@@ -239,7 +239,7 @@ def _contents(said: str) -> TeamContents | None:
     if said == "none":
         return None
     if not (said.isascii() and said.isdigit()):
-        fail(f"--contents-days takes a whole number of days or none, not {said!r}")
+        fail(f"--contents-days takes a whole number of days or none, not {said!r}", 2)
     return TeamContents(int(said))
 
 
@@ -266,7 +266,7 @@ def _named_limits(meant: str, said: list[str] | None) -> dict[str, ModelLimitsIn
             continue
         of, _, limit = which.rpartition(":")  # a name may hold colons
         if not of or limit not in LIMITS_OF_MODELS:
-            fail(f"{option}: expected {name}:LIMIT=N, LIMIT one of {', '.join(LIMITS_OF_MODELS)}; found {words!r}")
+            fail(f"{option}: expected {name}:LIMIT=N, LIMIT one of {', '.join(LIMITS_OF_MODELS)}; found {words!r}", 2)
         amounts = {limit: read_limit(f"{option} {which}", limit, amount)}
         found[of] = replace(found.get(of) or ModelLimitsInput(), **amounts)
     return found
@@ -276,12 +276,12 @@ def _without_user(said: str | None) -> WithoutUser | None:
     for known in get_args(WithoutUser):
         if said == known:
             return known
-    return None if said is None else fail(f"--without-user takes refuse or count, not {said!r}")
+    return None if said is None else fail(f"--without-user takes refuse or count, not {said!r}", 2)
 
 
 def _level(option: str, said: str) -> Level | None:
     if said not in LEVELS:
-        fail(f"{option} takes block, flag, off or none, not {said!r}")
+        fail(f"{option} takes block, flag, off or none, not {said!r}", 2)
     return LEVELS[said]
 
 
@@ -289,7 +289,7 @@ def _redacts(said: str) -> Redacts | None:
     for known in get_args(Redacts):
         if said == known:
             return known
-    return None if said == "none" else fail(f"--safety-redacts takes input, output, both or none, not {said!r}")
+    return None if said == "none" else fail(f"--safety-redacts takes input, output, both or none, not {said!r}", 2)
 
 
 def _finding_level(said: str) -> FindingLevel | None:

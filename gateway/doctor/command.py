@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Coroutine, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -19,7 +18,7 @@ from gateway.doctor.machine import look_at_machine
 from gateway.doctor.stores import look_at_postgres, look_at_redis
 from gateway.doctor.upstreams import look_at_issuers, look_at_upstreams
 from gateway.terminal.address import KeyOption, UrlOption, is_elsewhere
-from gateway.terminal.config_path import CONFIG_VARIABLE, ConfigOption, find_config
+from gateway.terminal.config_path import ConfigOption, find_config
 from gateway.terminal.printing import fail, printable, say
 from gateway.terminal.remote_gateway import RemoteGateway, remote_gateway
 
@@ -53,6 +52,8 @@ def command(
         try:
             cap = Decimal(most_usd)
         except ArithmeticError:
+            cap = Decimal(-1)
+        if not (cap.is_finite() and cap >= 0):
             fail(f"--most-usd is an amount in dollars, such as 0.05; found {most_usd!r}", 2)
         raise typer.Exit(_tell(asyncio.run(look_live(settings, providers or [], model, cap, record))))
     if providers:
@@ -67,8 +68,8 @@ def _look_here(path: Path) -> list[Finding]:
     try:
         settings = load_settings(path)
     except ConfigFaults as exc:
-        for each in exc.faults:
-            say(fault("configuration", f"{path}:{each.line}: {each.path}: {each.message}", "").line())
+        for each in exc.lines():
+            say(fault("configuration", each, "").line())
         fail("the rest rests on it: correct it first")
     return [*_configuration(path, settings), *look_at_machine(settings), *asyncio.run(_look_outside(settings))]
 
@@ -110,11 +111,8 @@ def _look_from_afar(gateway: RemoteGateway) -> Iterator[Finding]:
 
 
 def _settings(config: Path | None) -> Settings:
-    path = find_config(config)
-    if config is None and CONFIG_VARIABLE not in os.environ and not path.exists():
-        fail(f"which deployment's keys? Give --config, set ${CONFIG_VARIABLE}, or run `tollgate init` first", 2)
     try:
-        return load_settings(path)
+        return load_settings(find_config(config))
     except ConfigFaults as exc:
         fail(str(exc))
 

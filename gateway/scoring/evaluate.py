@@ -55,7 +55,7 @@ def evaluate(file: Path, format: Format, with_qualities: bool) -> None:
         fail(f"{file} holds no outcomes: {WANTED}")
     if _is_of_texts(lines[0][1]):
         if with_qualities:
-            fail("texts are flagged by the operating points that ship; --qualities is for prompts.")
+            fail("texts are flagged by the operating points that ship; --qualities is for prompts.", 2)
         texts = [_decoded(line, place, LabelledText) for place, line in lines]
         evaluate_texts.evaluate_texts(texts, safety_judge(), format)
     else:

@@ -21,7 +21,7 @@ from protocol.errors import Unshown
 
 URL_VARIABLE, KEY_VARIABLE = "TOLLGATE_URL", "TOLLGATE_KEY"
 LOCAL_SECRETS = LOCAL_CONFIG.with_name("secrets.json")  # of `tollgate dev` in this folder
-HOWTO = f"run `tollgate login`, give --url and --key, or set ${URL_VARIABLE} and ${KEY_VARIABLE}"
+HOWTO = f"run `tollgate login`, give --url and --api-key, or set ${URL_VARIABLE} and ${KEY_VARIABLE}"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 UrlOption = Annotated[
@@ -120,6 +120,8 @@ def read_url(said: str) -> str:
 def read_key(said: str) -> str:
     """Return a key without the white space that copying brings. Exits 2 where it can be none."""
     key = said.strip()
+    if not key:
+        fail("no key was given: it is typed, piped in, or follows --api-key", 2)
     if _VISIBLE.fullmatch(key) is None:
         fail("the key holds characters that no key has: copy it again", 2)
     return key

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from gateway.terminal.printing import fail
+
 CONFIG_VARIABLE = "TOLLGATE_CONFIG"
 LOCAL_CONFIG = Path(".tollgate/tollgate.yaml")  # of `tollgate dev` in this folder
 
@@ -18,7 +20,11 @@ ConfigOption = Annotated[
 
 
 def find_config(given: Path | None) -> Path:
-    """Return ``--config``, else ``$TOLLGATE_CONFIG``, else the configuration of the dev stack in ``.tollgate``."""
-    if given is not None:
-        return given
-    return Path(os.environ.get(CONFIG_VARIABLE) or LOCAL_CONFIG)
+    """Return ``--config``, else ``$TOLLGATE_CONFIG``, else the configuration of the dev stack in ``.tollgate``.
+
+    Where there is none of them, say how to name one and exit 2.
+    """
+    named = given or os.environ.get(CONFIG_VARIABLE)
+    if not named and not LOCAL_CONFIG.exists():
+        fail(f"which deployment? Give --config, set ${CONFIG_VARIABLE}, or run `tollgate dev` in this folder", 2)
+    return Path(named or LOCAL_CONFIG)

@@ -130,7 +130,7 @@ def test_a_team_keeps_the_safety_that_is_not_named() -> None:
     shown = tollgate("teams", "show", "strict", "--format", "csv").stdout
     tollgate("teams", "set", "strict", "--safety-input", "none", "--safety-level", "contacts=none")
     tollgate("teams", "set", "strict", "--safety-redacts", "none")
-    wrong = tollgate("teams", "set", "strict", "--safety-redacts", "all", exits=1).stderr
+    wrong = tollgate("teams", "set", "strict", "--safety-redacts", "all", exits=2).stderr
 
     assert "input=block output=flag levels=harm=flag contacts=redact redacts=both,keep_days=3" in shown
     assert before.pop("redacts") == "both" and "input, output, both or none" in wrong
@@ -284,23 +284,16 @@ def test_example_sets_ten_teams_up(config: Path, monkeypatch: pytest.MonkeyPatch
     [
         (("teams", "show", "nobody"), "no team 'nobody'"),
         (("teams", "create", "Not An Id"), "lower-case"),
-        (("teams", "create", "x", "--usd-per-day", "lots"), "expected a number or none"),
         (("teams", "create", "x", "--models", "smal"), "Did you mean 'small'?"),
         (("teams", "create", "x", "--model-limit", "smal:usd_per_day=1"), "Did you mean 'small'?"),
-        (("teams", "create", "x", "--model-limit", "small:requests_per_minute=1"), "expected MODEL:LIMIT=N"),
         (("teams", "create", "x", "--model-limit", "small:usd_per_day=-1"), "model_limits.small.usd_per_day"),
         (("teams", "create", "x", "--tag-limit", "research:usd_per_day=1"), "KEY=VALUE"),
-        (("teams", "create", "x", "--without-user", "no"), "refuse or count"),
         (("teams", "create", "x", "--webhook-url", "https://10.0.0.1/"), "a private address"),
         (("teams", "set", "nobody", "--webhook-url", "ftp://x"), "must begin with https://"),
         (("teams", "set", "nobody", "--weight", "1"), "no team 'nobody'"),
         (("teams", "set", "nobody", "--safety-level", "spam=block"), "is no group or category"),
-        (("teams", "set", "nobody", "--safety-level", "contacts=maybe"), "takes block, flag, off or none"),
-        (("teams", "set", "nobody"), "nothing to change"),
         (("keys", "create", "--team", "nobody"), "no team 'nobody'"),
-        (("keys", "create", "--team", "x", "--expires", "someday"), "expected a day"),
         (("keys", "revoke", "key_none"), "no key 'key_none'"),
-        (("keys", "set", "key_none"), "nothing to change"),
         (("keys", "set", "key_none", "--name", "x"), "no key 'key_none'"),
         (("keys", "create", "--team", "x", "--models", "smal"), "Did you mean 'small'?"),
         (("keys", "rotate", "key_none", "--overlap", "long"), "duration such as 30m"),
@@ -315,6 +308,38 @@ def test_mistake_is_told_in_words(words: tuple[str, ...], says: str) -> None:
     assert says in result.stderr
     assert "Traceback" not in result.output
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("teams", "create", "x", "--usd-per-day", "lots"), "expected a number or none"),
+        (("teams", "create", "x", "--model-limit", "small:requests_per_minute=1"), "expected MODEL:LIMIT=N"),
+        (("teams", "create", "x", "--without-user", "no"), "refuse or count"),
+        (("teams", "set", "nobody", "--safety-level", "contacts=maybe"), "takes block, flag, off or none"),
+        (("teams", "set", "nobody"), "nothing to change"),
+        (("keys", "create", "--team", "x", "--expires", "someday"), "expected a day"),
+        (("keys", "set", "key_none"), "nothing to change"),
+        (("audit", "--date", "nonsense"), "--date is a UTC day such as 2026-04-05; found 'nonsense'"),
+        (("login", "--url", "http://127.0.0.1:1"), "no key was given"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_exits_2(words: tuple[str, ...], says: str) -> None:
+    """What is wrong is seen before anything is asked, and told with what would be right."""
+    result = tollgate(*words, exits=2)
+
+    assert says in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("words", ["teams list", "usage", "audit", "migrate", "serve", "work", "doctor", "fleet up"])
+def test_no_deployment_named_exits_2(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command that needs one says how to name it; exit 1 of an audit says that the accounts differ."""
+    monkeypatch.delenv("TOLLGATE_CONFIG")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    assert "which deployment? Give --config" in tollgate(*words.split(), exits=2).stderr
 
 
 def test_database_that_is_away_is_told_in_words(tmp_path: Path) -> None:

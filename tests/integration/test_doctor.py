@@ -186,4 +186,5 @@ def test_a_call_that_makes_no_sense_is_told(config: Path) -> None:
     """Exit status 2."""
     assert "no provider 'nobody'" in doctor(config, "--live", "nobody", exits=2).stderr
     assert "--live alone" in doctor(config, "openai", exits=2).stderr
-    assert "amount in dollars" in doctor(config, "--live", "--most-usd", "lots", exits=2).stderr
+    for most in ("lots", "-3", "nan"):
+        assert "amount in dollars" in doctor(config, "--live", "--most-usd", most, exits=2).stderr
