@@ -374,6 +374,12 @@ class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
         return None, None
 
 
+class InputTokensRequest(ResponsesRequest, frozen=True, omit_defaults=True, kw_only=True):
+    """A request to count the tokens of a response's input; nothing is generated."""
+
+    input: str | Annotated[tuple[InputItem, ...], Meta(max_length=MOST_MESSAGES)] = ()
+
+
 class CompactRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A conversation to be made shorter. Clients that have ``tools`` in every request send them here, too."""
 

@@ -28,6 +28,7 @@ from protocol.responses import (
     FunctionChoice,
     InputFile,
     InputItem,
+    InputTokensRequest,
     McpChoice,
     PictureChoice,
     ResponsesRequest,
@@ -143,6 +144,14 @@ def goes_on(asked: ResponsesRequest) -> bool:
     """Whether a request needs stored items, or has sealed ones."""
     refers = not isinstance(asked.input, str) and any(item.type in KEPT for item in asked.input)
     return asked.previous_response_id is not None or asked.conversation is not None or refers
+
+
+def check_count(asked: InputTokensRequest) -> None:
+    """Refuse what ``check_response`` does, but for an input that is not there: instructions are counted alone, too.
+    Raises BadRequest."""
+    check_response(asked if asked.input else replace(asked, input=" "))
+    has_any = asked.input or asked.instructions or asked.previous_response_id or asked.conversation
+    require(bool(has_any), "input", "There is nothing to count: send 'input'.")
 
 
 def check_compact(asked: CompactRequest) -> None:

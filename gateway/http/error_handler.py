@@ -79,6 +79,7 @@ KNOWN = (
     *(
         "/messages/batches",
         "/messages/count_tokens",
+        "/responses/input_tokens",
         "/moderations",
         "/models",
         "/files",

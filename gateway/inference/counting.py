@@ -1,33 +1,40 @@
-# How many tokens a prompt has, without a call: Anthropic's models are counted by their own upstream, all others about.
-# Nothing of it is held, charged or kept, and nothing that an upstream does here speaks for its health or its keys: it
-# counts under limits of its own.
+# How many tokens a prompt has, without a call: where its upstream counts them (Anthropic's and OpenAI's own APIs, and
+# engines, by their /tokenize), as that says; else about how many. Nothing of it is held, charged or kept, and nothing
+# that an upstream does here speaks for its health or its keys: it counts under limits of its own.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from gateway.calls.call import Call
 from gateway.calls.estimate import probable_prompt_tokens
 from gateway.calls.image_urls import ImageUrls, is_outside
-from gateway.core.principals import Caller
+from gateway.core.settings import ProviderSettings
+from gateway.model_facts.price_library import knows_provider
 from gateway.moderation.moderator import Moderator
 from gateway.upstreams.anthropic.wire_format import AnthropicFormat
-from gateway.upstreams.client import UpstreamClient, read_error_body
-from gateway.upstreams.registry import ProviderRegistry
+from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.openai.wire_format import OpenAIFormat
+from gateway.upstreams.registry import RESPONSES, ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.keys import TargetAway
 from gateway.upstreams.team_keys import targets_for
+from gateway.upstreams.wire.base import Asking
 from gateway.upstreams.wire.errors import UpstreamFailure, UpstreamRefused
-from protocol.messages import CountRequest
-from protocol.messages_to_chat import to_chat
+from gateway.upstreams.wire.quirks import LEARNT_FOR, NO_PATH
+from gateway.upstreams.wire.reading import read_count
+from gateway.upstreams.wire.unsayable import Unsayable
+from protocol.chat import ChatRequest
 from protocol.serving.off_loop import off_loop
-from router import RoutingOptions
 from router.catalog.catalog import Catalog
 from router.catalog.targets import Target
 from router.choose import permitted_name
 
 PATIENCE = 3.0  # seconds; an estimate now is worth more than a count later
+LONGEST_COUNT = 16 * 2**20  # bytes of an answer: an engine's has the tokens, too
 
 
 class PromptCounter(Struct, eq=False):
@@ -39,51 +46,87 @@ class PromptCounter(Struct, eq=False):
     _breakers: Breakers
     _moderator: Moderator
     _images: ImageUrls
+    _lacking: dict[str, float] = field(default_factory=dict)  # accounts that count nothing; loop's seconds
 
-    async def count(self, caller: Caller, asked: CountRequest, size: int) -> int:
-        """Return the tokens of a prompt: the upstream's own count where it has one and is well, else about how many.
+    async def count(self, call: Call) -> int:
+        """Return the tokens of a call's prompt: the upstream's own count where it has one and is well, else about how
+        many.
 
-        ``size``: bytes of the request as it came.
         Raises UnknownModel, ModelNotAllowed, UpstreamRefused for a prompt that its upstream would not take, and
         BadRequest for images that it may not fetch.
         """
-        catalog = self._catalog
-        may = RoutingOptions(allowed_models=caller.team.allowed_models, key_models=caller.key_models)
-        name = permitted_name(asked.model, may, catalog)
-        chat = await off_loop(size, lambda: to_chat(asked))  # refuses what no dialect could carry
+        catalog, chat, size, team = self._catalog, call.request, call.size, call.caller.team
+        assert isinstance(chat, ChatRequest)
+        name = permitted_name(chat.model, call.routing, catalog)
         estimate = await off_loop(size, lambda: probable_prompt_tokens(chat))
         if (model := catalog.models.get(name)) is None:
             return estimate
-        wire = self._providers.format(model.provider)
-        if isinstance(wire, AnthropicFormat) and await self._moderator.may_leave(caller.team.safety, chat, asked):
-            # Who asks with tokens, as at Vertex AI, is told about how many.
-            at = targets_for(catalog.targets_at(model), caller.team, self._providers)
-            targets = [one for one in at if self._providers.takes_keys(one)]
+        at = targets_for(catalog.targets_at(model), team, self._providers)
+        targets = [target for target in at if self._may_ask(target, call)]
+        if targets and await self._moderator.may_leave(team.safety, chat, call.native):
             if not all(is_outside(target, self._providers) for target in targets):
-                await self._images.check(chat, size, caller.team.id)
+                await self._images.check(chat, size, team.id)
             for target in targets:
                 with suppress(TargetAway):
-                    return await self._count_at(wire, target, asked, size) or estimate
+                    return await self._count_at(target, call) or estimate
         return estimate
 
-    async def _count_at(self, wire: AnthropicFormat, target: Target, asked: CountRequest, size: int) -> int | None:
+    def _may_ask(self, target: Target, call: Call) -> bool:
+        """Whether a target counts for those who ask with keys (at Vertex AI it is tokens): an engine by its /tokenize,
+        which any upstream may be that the price library does not know; a maker's API by its own."""
+        provider = self._providers.settings_at(target)
+        wire, loop = self._providers.format(provider.name), asyncio.get_running_loop()
+        if not self._providers.takes_keys(target) or self._lacking.get(target.account, 0.0) > loop.time():
+            return False
+        if provider.responses and call.shown is not None:
+            return True
+        if isinstance(wire, OpenAIFormat):
+            is_known = not provider.self_hosted and knows_provider(target.endpoint.base_url)
+            return not is_known and provider.api_version is None
+        return isinstance(wire, AnthropicFormat)
+
+    async def _count_at(self, target: Target, call: Call) -> int | None:
         """Return a target's own count, ``None`` when it gives none. Raises TargetAway, or UpstreamRefused."""
-        timeouts = self._providers.settings(target.model.provider).timeouts
+        provider, loop = self._providers.settings_at(target), asyncio.get_running_loop()
         permit = await self._breakers.enter(target)
+        asking = _asking(target, call, provider, permit.api_key)
+        wire = self._providers.format(provider.name) if asking.response is None else RESPONSES
+        assert isinstance(wire, AnthropicFormat | OpenAIFormat)
+        patience = min(PATIENCE, provider.timeouts.first_token)
+        ends = loop.time() + patience
         try:
-            built = await off_loop(size, lambda: wire.build_count(asked, target, permit.api_key))
+            built = await off_loop(call.size, lambda: wire.build_count(asking))
             built = self._providers.dress(built, target)
-            response = await self._client.send(built, timeouts.connect, min(PATIENCE, timeouts.first_token))
+            response = await self._client.send(built, provider.timeouts.connect, patience)
             try:
-                body = await read_error_body(response)  # an answer of a few bytes, or of none in a second
+                response.due = ends
+                body = await response.read(LONGEST_COUNT)
                 if response.status == 200:
-                    return wire.read_count(body)
+                    return await off_loop(len(body), lambda: read_count(body))
                 raise wire.read_error(response.status, response.headers, body)
             finally:
                 response.close()
-        except UpstreamRefused:
-            raise
-        except UpstreamFailure:
+        except UpstreamFailure as exc:
+            is_guess = asking.response is None and not provider.self_hosted
+            is_lacking = exc.outcome in NO_PATH or (is_guess and isinstance(exc, UpstreamRefused))
+            if is_lacking and isinstance(wire, OpenAIFormat):
+                self._lacking[target.account] = loop.time() + LEARNT_FOR
+            elif isinstance(exc, UpstreamRefused) and exc.outcome != Unsayable.outcome:
+                raise
             return None
         finally:
             self._breakers.abandoned(permit)
+
+
+def _asking(target: Target, call: Call, provider: ProviderSettings, api_key: str | None) -> Asking:
+    """Return what a target is to count."""
+    return Asking(
+        request=call.request,
+        target=target,
+        api_key=api_key,
+        streams=False,
+        self_hosted=provider.self_hosted,
+        native=call.as_message,
+        response=call.shown if provider.responses else None,
+        hosted=provider.hosted_tools,
+    )

@@ -28,8 +28,7 @@ from gateway.moderation.text_reader import TextReader
 from gateway.telemetry.meters import counter_of
 from gateway.telemetry.metrics import Metrics
 from protocol.errors import UnsupportedParameter
-from protocol.inference import Request
-from protocol.messages import MessagesRequest
+from protocol.inference import NativeRequest, Request
 from protocol.serving.off_loop import off_loop
 from router.prompt_size.bounds import is_spoken
 
@@ -133,7 +132,7 @@ class Moderator:
         if found:
             self._note(call, stage, "redacted", found)
 
-    async def may_leave(self, team: TeamSafety | None, request: Request, native: MessagesRequest) -> bool:
+    async def may_leave(self, team: TeamSafety | None, request: Request, native: NativeRequest | None) -> bool:
         """Whether the rules let a request out that asks for no answer."""
         policy = self.policy(team)
         if policy.input == "off":

@@ -38,6 +38,14 @@ class ReadLimit:
             self._buckets.popitem(last=False)
 
 
+class CountLimit(ReadLimit):
+    """The same for prompts that are counted."""
+
+    what = "counts prompts"
+    a_second = 20.0
+    at_once = 100.0
+
+
 class StoredLimit(ReadLimit):
     """The same for all else that lies in Postgres for a team: stored responses, conversations, batches, files, usage,
     what is left of budgets. A hundred responses in the background may be looked at as usual, every two seconds."""

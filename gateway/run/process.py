@@ -58,7 +58,7 @@ from gateway.moderation.output_watch import output_watch_of
 from gateway.moderation.policy_events import PolicyEvents
 from gateway.overload.body_memory import BodyRoom
 from gateway.overload.placement import Placement
-from gateway.overload.read_limit import ReadLimit, StoredLimit
+from gateway.overload.read_limit import CountLimit, ReadLimit, StoredLimit
 from gateway.realtime.gateway import Realtime
 from gateway.run.identity import open_identity
 from gateway.shadow.sampler import Sampler
@@ -246,6 +246,7 @@ class _Process:
         """Return what routes and commands may ask for: all that this process has, by type."""
         more = (
             ReadLimit(self.clock.monotonic),
+            CountLimit(self.clock.monotonic),
             StoredLimit(self.clock.monotonic),
             Readiness(self.database, self.redis, self.books.journal, self.clock),
             self.identity.sign_in,

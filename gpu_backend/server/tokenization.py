@@ -36,6 +36,7 @@ class TokenizeBody(Struct, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None  # None: for a text, but not for a conversation, whose template has them
     add_generation_prompt: bool = True
     return_token_strs: bool = False
+    reasoning_effort: str | None = None  # of a conversation, where the template has words for it
 
 
 class DetokenizeBody(Struct, frozen=True, kw_only=True):
@@ -133,7 +134,9 @@ def _text_of(body: TokenizeBody, front: Front) -> str:
         raise UnsupportedParameter(words, param="add_generation_prompt")
     asked = ChatRequest(model=front.settings.served_model_name, messages=body.messages, tools=body.tools or None)
     tool_use = read_tools(asked, front.checkpoint)
-    return render_chat(front.checkpoint, body.messages, tool_use.tools if tool_use is not None else ())
+    chat = front.checkpoint.chat
+    effort = body.reasoning_effort if chat is not None and body.reasoning_effort in chat.efforts else None
+    return render_chat(front.checkpoint, body.messages, tool_use.tools if tool_use is not None else (), effort)
 
 
 def _decoded(codec: TextCodec, tokens: Sequence[int]) -> str:

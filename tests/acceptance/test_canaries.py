@@ -211,6 +211,7 @@ def say_everywhere(house: FaultHouse, client: httpx.Client) -> str:
     assert client.post("/v1/moderations", json={"input": f"Keep {SAID}"}).status_code == 200
     for model in ("able", "claude"):
         assert client.post("/v1/messages/count_tokens", json={**talk, "model": model}).status_code == 200
+    assert client.post("/v1/responses/input_tokens", json=respond).status_code == 200
     assert client.post("/v1/route", json={**talk, "model": "auto"}).status_code == 200
     for odd in (b'{"model": "able", "messages": "' + SAID.encode(), b'{"model": "' + SAID.encode() + b'"}'):
         assert client.post("/v1/chat/completions", content=odd).status_code == 400

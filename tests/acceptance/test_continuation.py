@@ -94,6 +94,11 @@ class Scene:
         assert answer.status_code == 200, answer.text
         return Told(answer.headers["x-request-id"], answer.text.splitlines())
 
+    def count(self, path: str, **asked: Any) -> int:
+        """Return how many tokens a prompt has."""
+        with self.house.client() as client:
+            return int(client.post(f"/v1/{path}", json={"model": "llama", **asked}).json()["input_tokens"])
+
     def rows(self, *told: Told) -> list[Any]:
         """Return the ledger's rows of calls, in their order."""
         return rows_of(self.house.settings, [one.request_id for one in told])
@@ -238,6 +243,9 @@ def test_a_stream_tells_the_true_prompt_from_its_first_event(scene: Scene, path:
     said = told.events
     first, last = (said[0]["message"], said[-2]) if path == "messages" else (said[0], said[-1])
     (row,) = scene.rows(told)
+    if path == "messages":
+        counted = [scene.count("messages/count_tokens", **ASKS[path]), scene.count("responses/input_tokens", input=ASK)]
+        assert counted == [row.input_tokens] * 2
 
     assert first["usage"].get("input_tokens") == last["usage"].get("input_tokens")
     assert first["usage"].get("prompt_tokens") == last["usage"].get("prompt_tokens")

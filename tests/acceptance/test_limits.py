@@ -331,15 +331,17 @@ def test_a_team_finds_out_no_model_but_its_own(house: House) -> None:
         assert not any(name in text for name in ("large", "claude", "old-name")), text
 
 
-@pytest.mark.parametrize("path", ["/v1/route", "/v1/messages/count_tokens"])
-def test_a_question_about_a_call_counts_as_a_request(house: House, path: str) -> None:
-    """It costs nothing and leaves no row, and says what is left of the minute."""
-    key = asyncio.run(make_team(house.settings, f"asks_{path[4:9]}", LimitsInput(requests_per_minute=2)))
+def test_a_question_about_a_call_counts_as_a_request_and_a_prompt_counted_does_not(house: House) -> None:
+    """Neither costs anything or leaves a row; the first says what is left of the minute."""
+    path = "/v1/route"
+    key = asyncio.run(make_team(house.settings, "asks_route", LimitsInput(requests_per_minute=2)))
     body = {"model": "small", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi."}]}
     with house.client(key) as client:
         first, _, refused = [client.post(path, json=body) for _ in range(3)]
+        counted = client.post("/v1/messages/count_tokens", json=body)
         usage = client.get("/v1/usage").json()
 
+    assert counted.status_code == 200
     assert (first.status_code, first.headers["x-ratelimit-remaining-requests"]) == (200, "1")
     assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
     assert int(refused.headers["retry-after"]) >= 1

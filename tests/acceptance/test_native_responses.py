@@ -59,6 +59,29 @@ def whole(openai: OpenAI, *, stream: bool, **asked: Any) -> Any:
         return events.until_done().get_final_response()
 
 
+@pytest.mark.parametrize("model", ["native", "small", "claude", "gemini"])
+def test_tokens_of_a_response_are_counted(openai: OpenAI, house: House, upstream: ScriptedUpstream, model: str) -> None:
+    """Where the upstream counts them, as it does for its answer, turns before included; elsewhere about. It costs
+    nothing, leaves no row, and is told of nothing but the prompt."""
+    said: dict[str, Any] = {"model": model, "input": "word " * 400, "instructions": "Be brief.", "tools": [WEATHER]}
+    first = openai.responses.create(**said)
+    upstream.requests.clear()
+    raw = openai.responses.input_tokens.with_raw_response.count(**said)
+    more = openai.responses.input_tokens.count(model=model, previous_response_id=first.id)
+    assert first.usage is not None
+    alone, near = raw.parse(), 0 if model != "gemini" else first.usage.input_tokens
+    with house.client(house.admin_key) as admin:
+        row = admin.get(f"/admin/usage-records/{raw.headers['x-request-id']}")
+
+    assert row.status_code == 404
+    assert (alone.object, len(upstream.requests)) == ("response.input_tokens", 0 if near else 2)
+    assert abs(alone.input_tokens - first.usage.input_tokens) <= near
+    assert more.input_tokens > 300
+    if model == "native":
+        counted = upstream.requests[0].body or {}
+        assert counted.keys() == {"model", "input", "instructions", "tools"}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_every_field_reaches_the_upstream_and_nothing_is_left_out(
     client: httpx.Client, house: House, upstream: ScriptedUpstream, stream: bool

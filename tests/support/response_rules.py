@@ -276,11 +276,20 @@ Item = (
 )
 
 
-class Asked(Strict, kw_only=True, frozen=True):
+class Counted(Strict, kw_only=True, frozen=True):
     model: Words
     input: Words | Annotated[list[Item], Meta(min_length=1)]
-    store: Literal[False]  # nothing of a team's is to stay there
     instructions: str | None = None
+    tools: Annotated[list[Offered], Meta(min_length=1, max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: Text | None = None
+    reasoning: Thinking | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+
+class Asked(Counted, kw_only=True, frozen=True):
+    store: Literal[False]  # nothing of a team's is to stay there
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     include: list[Words] | None = None
@@ -289,12 +298,6 @@ class Asked(Strict, kw_only=True, frozen=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    tools: Annotated[list[Offered], Meta(min_length=1, max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    text: Text | None = None
-    reasoning: Thinking | None = None
-    truncation: Literal["auto", "disabled"] | None = None
     context_management: list[Edit] | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
@@ -303,11 +306,11 @@ class Asked(Strict, kw_only=True, frozen=True):
     prompt_cache_key: Annotated[str, Meta(max_length=64)] | None = None
 
 
-def check_response(raw: bytes) -> dict[str, Any]:
+def check_response(raw: bytes, kind: type[Counted]) -> dict[str, Any]:
     """Return the decoded body, or raise Violation for whatever the API would not take."""
     try:
         plain: dict[str, Any] = json.loads(raw)
-        asked = msgspec.convert(plain, Asked)
+        asked = msgspec.convert(plain, kind)
     except ValueError as exc:
         raise Violation(f"Invalid request: {exc}", code="invalid_request") from exc
     calls: set[str] = set()

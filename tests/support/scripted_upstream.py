@@ -34,10 +34,11 @@ from tests.support.openai_answers import (
     answer_rerank,
     answer_speech,
     answer_written,
+    prompt_tokens,
 )
 from tests.support.openai_rules import Violation, check_body, check_headers
 from tests.support.response_answers import ResponseAnswer
-from tests.support.response_rules import check_response
+from tests.support.response_rules import Asked, Counted, check_response
 from tests.support.upstream_acts import play_pieces, play_stream, play_whole, send_json, spoil
 from tests.support.upstream_batches import BatchDesk
 from tests.support.upstream_http import HttpConnection, HttpRequest
@@ -262,8 +263,8 @@ class ScriptedUpstream:
             send_json(connection, script.status, {**headers, **waits}, dialect.error(script))
         elif path == GEMINI_VECTORS:
             send_json(connection, 200, headers, gemini_answers.answer_embeds(seen.body))
-        elif path == COUNT:
-            send_json(connection, 200, headers, {"input_tokens": anthropic_answers.count_prompt(seen.body)})
+        elif path in COUNTS:
+            send_json(connection, 200, headers, COUNTS[path](seen.body))
         elif path == SPEECH:
             await play_pieces(connection, headers, answer_speech(seen.body, script), script)
         elif path in WRITTEN:
@@ -458,13 +459,30 @@ WORDLESS = {
 SPEECH = "/v1/audio/speech"
 WRITTEN = ("/v1/audio/transcriptions", "/v1/audio/translations")
 RESPONSES = "/v1/responses"
+TOKENIZE, INPUT_TOKENS = "/tokenize", f"{RESPONSES}/input_tokens"  # an engine's, and OpenAI's, which count prompts
+
+
+def _counted(answer: ResponseAnswer) -> dict[str, int]:
+    return {"input_tokens": answer.whole()["usage"]["input_tokens"]}
+
+
+COUNTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    COUNT: lambda asked: {"input_tokens": anthropic_answers.count_prompt(asked)},
+    TOKENIZE: lambda asked: {"count": prompt_tokens(asked), "tokens": [0] * prompt_tokens(asked)},
+    INPUT_TOKENS: lambda asked: {"object": "response.input_tokens", **_counted(ResponseAnswer(asked, Script(), 0))},
+}
+ANSWERS |= dict.fromkeys((TOKENIZE, INPUT_TOKENS), answer_chat)
 ANSWERS[RESPONSES] = ResponseAnswer
 ANSWERS |= WORDLESS | {SPEECH: answer_speech} | dict.fromkeys(WRITTEN, answer_written)
 OPENAI = Dialect(
     headers=house_headers,
     check_headers=check_headers,
     check_body=lambda path, raw, headers: (
-        check_response(raw) if path == RESPONSES else check_body(path, raw, headers.get("content-type", ""))
+        json.loads(raw)
+        if path == TOKENIZE
+        else check_response(raw, Counted if path == INPUT_TOKENS else Asked)
+        if path.startswith(RESPONSES)
+        else check_body(path, raw, headers.get("content-type", ""))
     ),
     refusal=Violation.body,
     error=error_body,

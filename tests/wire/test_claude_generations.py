@@ -30,7 +30,6 @@ from protocol.chat import (
 from protocol.messages import (
     AnyChoice,
     AutoChoice,
-    CountRequest,
     MessagesRequest,
     MessageTool,
     OutputConfig,
@@ -141,14 +140,10 @@ def test_every_message_is_one_that_the_model_takes(model: str, native: MessagesR
     """A model of another generation than its caller wrote for is asked in its own way."""
     try:
         check_body(built(model, to_chat(native), native).body)
-        counted = AnthropicFormat().build_count(_counting(native), at(model), None)
+        counted = AnthropicFormat().build_count(asking(to_chat(native), target=at(model), native=native))
         check_body(counted.body, is_count=True)
     except Unsayable as exc:
         assert exc.param in refusable(model)
-
-
-def _counting(native: MessagesRequest) -> CountRequest:
-    return CountRequest(**{name: getattr(native, name) for name in native.__struct_fields__})
 
 
 @pytest.mark.parametrize(

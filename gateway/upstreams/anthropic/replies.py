@@ -97,14 +97,6 @@ def read_message(body: bytes, told: Told = NOTHING_TOLD) -> tuple[ChatReply, Usa
     return reply, usage
 
 
-def read_count(body: bytes) -> int | None:
-    """Return the count of a prompt's tokens that ``body`` holds, or ``None`` when it is none."""
-    try:
-        return count_of(_count_decoder.decode(body).input_tokens)
-    except NOT_JSON:
-        return None
-
-
 def read_stop_reason(word: str | None) -> FinishReason:
     """Return the reason that an upstream's word means; none and strangers count as a plain stop."""
     return STOP_REASONS.get(word or "", FinishReason.STOP)
@@ -294,9 +286,4 @@ def _native(block: Block, told: Told) -> NativeBlock | None:
     return block.of_server(object_in(block.input))
 
 
-class _Count(Struct, frozen=True):
-    input_tokens: int | float
-
-
 _message_decoder = msgspec.json.Decoder(_Message)
-_count_decoder = msgspec.json.Decoder(_Count)

@@ -40,7 +40,6 @@ from protocol.messages import (
     MOST_SEARCHES,
     WEB_FETCH,
     WEB_SEARCH,
-    CountRequest,
     MessagesRequest,
     MessageTool,
     TextBlock,
@@ -48,7 +47,6 @@ from protocol.messages import (
     Turn,
 )
 from protocol.messages import Block as NativeBlock
-from protocol.messages_to_chat import to_chat
 from router.prompt_size.pictures import images_of
 
 Block = dict[str, Any]
@@ -150,10 +148,13 @@ def is_wish(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
-def count_body(asked: CountRequest, model: str) -> Block:
+def count_body(asking: Asking) -> Block:
     """Return the body of POST /v1/messages/count_tokens: what makes the prompt, and nothing else of a request."""
-    unlimited = replace(asked, max_tokens=ANY_LIMIT)
-    body, _ = native_body(unlimited, to_chat(unlimited), model, streams=False)
+    request, native = asking.request, asking.native
+    assert isinstance(request, ChatRequest)
+    unlimited = replace(request, max_tokens=ANY_LIMIT, max_completion_tokens=None)
+    native = None if native is None else replace(native, max_tokens=ANY_LIMIT)
+    body, _ = body_of(replace(asking, native=native), unlimited, streams=False)
     return {name: value for name, value in body.items() if name in COUNTED}
 
 

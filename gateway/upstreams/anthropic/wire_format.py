@@ -12,7 +12,7 @@ import msgspec
 
 from billing.core.prices import says_an_hour
 from gateway.upstreams.anthropic.events import AnthropicEvents
-from gateway.upstreams.anthropic.replies import read_count, read_message, told_in
+from gateway.upstreams.anthropic.replies import read_message, told_in
 from gateway.upstreams.anthropic.request import body_of, count_body
 from gateway.upstreams.wire.base import Asking, EventStream, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure
@@ -21,7 +21,7 @@ from gateway.upstreams.wire.reading import read_error_fields, read_retry_after, 
 from gateway.upstreams.wire.unsayable import Unsayable
 from protocol.chat import ChatRequest
 from protocol.inference import Request, WholeReply
-from protocol.messages import CODE_EXECUTION, WEB_FETCH, WEB_SEARCH, CountRequest, MessagesRequest
+from protocol.messages import CODE_EXECUTION, WEB_FETCH, WEB_SEARCH, MessagesRequest
 from protocol.usage import Usage
 from router.catalog.targets import Target
 
@@ -55,15 +55,10 @@ class AnthropicFormat:
             return _post(path, {"anthropic_version": VERTEX_VERSION} | body, asking.target, headers, dropped)
         return _post("/v1/messages", body, asking.target, headers | {"anthropic-version": VERSION}, dropped)
 
-    def build_count(self, asked: CountRequest, target: Target, api_key: str | None) -> UpstreamRequest:
+    def build_count(self, asking: Asking) -> UpstreamRequest:
         """Return the request for POST /v1/messages/count_tokens."""
-        body = count_body(asked, target.model.upstream_model)
-        headers = _credentials(api_key, None) | _betas(asked) | {"anthropic-version": VERSION}
-        return _post("/v1/messages/count_tokens", body, target, headers)
-
-    def read_count(self, body: bytes) -> int | None:
-        """Return the count that ``body`` holds, or ``None`` when it is none."""
-        return read_count(body)
+        headers = _credentials(asking.api_key, None) | _betas(asking.native) | {"anthropic-version": VERSION}
+        return _post("/v1/messages/count_tokens", count_body(asking), asking.target, headers)
 
     def read_reply(self, request: Request, body: bytes) -> tuple[WholeReply, Usage | None]:
         """Return the message that ``body`` holds."""

@@ -112,6 +112,19 @@ def write_request(asking: Asking) -> UpstreamRequest:
     return UpstreamRequest("POST", url_of(asking, path), headers, encode_with(request, extra), dropped=tuple(dropped))
 
 
+def write_count(asking: Asking) -> UpstreamRequest:
+    """Return the request for the tokens of a chat as an engine's template writes it, which stands beside its API."""
+    assert isinstance(asking.request, ChatRequest)
+    chat = _plain_chat(asking.request, asking, [])
+    told: dict[str, Any] = {"model": asking.target.model.upstream_model, "messages": chat.messages}
+    if chat.tools and chat.tool_choice != "none":
+        told["tools"] = chat.tools
+    if asking.self_hosted and chat.reasoning_effort is not None:
+        told["reasoning_effort"] = chat.reasoning_effort
+    url = asking.target.endpoint.base_url.removesuffix("/v1") + "/tokenize"
+    return UpstreamRequest("POST", url, JSON_HEADERS | credentials(asking), msgspec.json.encode(told))
+
+
 def _refuse_unpriced(request: ImageRequest, asking: Asking) -> None:
     """Raise Unsayable for pictures of which the model's price does not say what they cost."""
     rows = asking.target.model.price.pictures

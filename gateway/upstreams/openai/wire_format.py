@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from gateway.upstreams.openai.events import OpenAIEvents
 from gateway.upstreams.openai.replies import read_whole
-from gateway.upstreams.openai.request import write_request
+from gateway.upstreams.openai.request import write_count, write_request
 from gateway.upstreams.openai.speech import SpeechEvents
 from gateway.upstreams.openai.transcriptions import TranscriptionEvents
 from gateway.upstreams.wire.base import Asking, EventStream, UpstreamRequest
@@ -25,6 +25,10 @@ class OpenAIFormat:
     def build_request(self, asking: Asking) -> UpstreamRequest:
         """Return the request: the decoded fields encoded again, the model under its upstream name."""
         return write_request(asking)
+
+    def build_count(self, asking: Asking) -> UpstreamRequest:
+        """Return the request for an engine's POST /tokenize."""
+        return write_count(asking)
 
     def read_reply(self, request: Request, body: bytes) -> tuple[WholeReply, Usage | None]:
         """Return the reply that ``body`` holds, whichever kind ``request`` asked for."""

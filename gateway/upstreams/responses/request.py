@@ -28,6 +28,7 @@ from protocol.responses import (
 from protocol.responses_to_chat import SEALED_REASONING, is_sealed_elsewhere
 
 PATH = "/responses"
+COUNTED = ("model", "input", "instructions", "parallel_tool_calls", "reasoning", "text", "tool_choice", "tools")
 USUAL_TTL = "30m"  # of what lies in a prompt cache, which `price.cache_write` is for
 # Of a request as it came: what only says how it is kept here, and what the chat that it is says, without what the
 # provider refuses.
@@ -60,6 +61,14 @@ def write_request(asking: Asking) -> UpstreamRequest:
     return UpstreamRequest(
         "POST", url_of(asking, PATH), headers, encode_with(sent, asking.extra), dropped=tuple(dropped)
     )
+
+
+def write_count(asking: Asking) -> UpstreamRequest:
+    """Return the request that has the prompt counted: what makes it, and nothing else. Raises as ``write_request``."""
+    built = write_request(asking)
+    said = msgspec.json.decode(built.body, type=dict[str, msgspec.Raw])
+    body = msgspec.json.encode({name: said[name] for name in COUNTED if name in said})
+    return replace(built, url=url_of(asking, f"{PATH}/input_tokens"), body=body)
 
 
 def _input(asked: ResponsesRequest, asking: Asking, dropped: list[str]) -> str | list[dict[str, Any]]:

@@ -194,6 +194,20 @@ def text_of(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
+class _Counted(Struct):
+    input_tokens: float | None = None
+    count: float | None = None  # as an engine says it
+
+
+def read_count(body: bytes) -> int | None:
+    """Return the count of a prompt's tokens that ``body`` holds, or ``None`` when it is none."""
+    try:
+        told = msgspec.json.decode(body, type=_Counted)
+        return count_of(told.input_tokens if told.count is None else told.count)
+    except NOT_JSON:
+        return None
+
+
 def count_of(number: float | None) -> int | None:
     """Return a count that fits the ledger, or ``None`` for what is none: negative, broken, absurd."""
     return int(number) if number is not None and 0 <= number < MOST_TOKENS and number == int(number) else None
