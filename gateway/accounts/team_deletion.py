@@ -132,4 +132,6 @@ ERASE = (
     _of("held_back"),
     _of("recalibrations"),
     _of("budget_alerts"),
+    _of("unusual_uses"),
+    _of("key_networks", "api_keys JOIN key_networks ON key_networks.key_id = api_keys.id"),
 )

@@ -28,12 +28,12 @@ from gateway.accounts.schemas import (
     check_name,
     check_overlap,
 )
-from gateway.accounts.teams import announce, follow_limits, get_team, read_limits
+from gateway.accounts.teams import IS_THERE, announce, follow_limits, get_team, read_limits
 from gateway.core.errors import Conflict
 from gateway.core.keys import NO_SECRET, StoredKey, key_digest, new_key, pepper_name, shown_prefix
 from gateway.storage.audit_log import Act, record_act
 from gateway.storage.database import from_row
-from gateway.storage.tables import api_keys
+from gateway.storage.tables import api_keys, teams
 from protocol.errors import NotFound, Unshown
 
 _ID = re.compile("key_[0-9a-f]{24}")
@@ -160,10 +160,13 @@ async def replace_secret(
 async def list_keys(
     connection: AsyncConnection, *, team_id: str | None = None, after: str | None = None, limit: int = 1000
 ) -> list[KeyRecord]:
-    """Return keys, of one team or of all, oldest first within a team; ``after`` is the last one already seen."""
+    """Return keys, of one team or of all that are not deleted, oldest first within a team; ``after`` is the last one
+    already seen."""
     query = select(api_keys).order_by(api_keys.c.team_id, api_keys.c.created_at, api_keys.c.id).limit(limit)
     if team_id is not None:
         query = query.where(api_keys.c.team_id == team_id)
+    else:
+        query = query.join(teams, teams.c.id == api_keys.c.team_id).where(IS_THERE)
     if after is not None:
         seen = await get_key(connection, after)
         place = tuple_(api_keys.c.team_id, api_keys.c.created_at, api_keys.c.id)

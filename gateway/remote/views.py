@@ -97,9 +97,11 @@ def limits(
     rows = [row for row in rows if row["value"] is not None or row.get("used") or row.get("held")]
     if not rows and format is Format.TABLE:
         say(f"{whole['id']} has no limits, and has used nothing of a day or a month.")
-        return
-    show(format, whole, LIMITS, rows, f"Limits of {whole['id']} (none where empty; a day and a month are UTC)")
-    if format is Format.TABLE and whole.get("suspended"):
+    else:
+        show(format, whole, LIMITS, rows, f"Limits of {whole['id']} (none where empty; a day and a month are UTC)")
+    if format is Format.TABLE and whole.get("deleted_at"):
+        say(f"The team was deleted at {whole['deleted_at']}; its books stay.")
+    elif format is Format.TABLE and whole.get("suspended"):
         say("The team is suspended: its calls are refused.")
 
 

@@ -143,6 +143,7 @@ def test_teams_and_keys_are_looked_after_from_anywhere(
     forbidden = tollgate("teams", "list", "--url", house.url, "--api-key", house.team_key, exits=3).stderr
     gone = as_json("teams", "delete", "afar", "--yes", "--reason", "no longer")
     [entry] = as_json("audit-log", "--team", "afar", "--action", "team.deleted")["data"]
+    its_limits, left = tollgate("limits", "afar"), {key["team_id"] for key in rows(tollgate("keys", "list"))}
     config = tmp_path / "tollgate.yaml"
     config.write_text("nothing: true")
     monkeypatch.setenv("TOLLGATE_URL", house.url)
@@ -156,6 +157,8 @@ def test_teams_and_keys_are_looked_after_from_anywhere(
     assert admin["key_id"] in [key["key_id"] for key in admin_keys] and "afar" in again
     assert (is_ended[0], is_ended[1]["status"]) == ("revoked", "revoked")
     assert "teams delete afar --yes" in unsaid and gone["deleted_at"] is not None and entry["reason"] == "no longer"
+    assert "was deleted" in its_limits.stdout and "suspended" not in its_limits.stdout
+    assert "afar" not in left and house.team_id in left
     assert "needs an admin key" in forbidden and "nothing" in at_hand
 
 

@@ -35,7 +35,15 @@ KEPT = {
     "usage_records",
     "usage_series",
 }
-FILLED = {"provider_keys", "webhook_secrets", "idempotency", "stored_responses", "call_contents"}
+FILLED = {
+    "unusual_uses",
+    "key_networks",
+    "provider_keys",
+    "webhook_secrets",
+    "idempotency",
+    "stored_responses",
+    "call_contents",
+}
 FAULT = ("faults", text("SELECT CAST(:teams AS text[]), 1 / (CAST(:limit AS integer) - 1)"), 1)
 UNINDEXED = text("""
     SELECT conrelid::regclass || '.' || attname
@@ -43,6 +51,11 @@ UNINDEXED = text("""
     WHERE contype = 'f' AND confrelid::regclass::text = ANY(:tables)
       AND NOT EXISTS (SELECT FROM pg_index WHERE indrelid = conrelid AND indkey[0] = conkey[1])
 """)
+SEEN = (
+    text("INSERT INTO unusual_uses (key_id, day, signal, team_id, details) VALUES (:key, now(), 'spend', :team, '{}')"),
+    text("INSERT INTO key_networks (key_id, day, network) SELECT id, now(), 'a network' FROM api_keys WHERE id = :key"),
+)
+NETWORKS = text("SELECT count(*) FROM key_networks JOIN api_keys ON id = key_id WHERE team_id = :team_id")
 HOLDERS = text("SELECT table_name FROM information_schema.columns WHERE column_name = 'team_id'")
 
 
@@ -80,8 +93,17 @@ def usage_of(client: httpx.Client, team: PayingTeam) -> dict[str, Any]:
     return report
 
 
+async def see_unusual_use(house: House, team: PayingTeam) -> None:
+    """Note what was unusual about a team's key, and whence it was used."""
+    database = Database(house.settings.database_url)
+    async with database.begin() as connection:
+        for statement in SEEN:
+            await connection.execute(statement, {"key": team.key_id, "team": team.id})
+    await database.close()
+
+
 async def holding(house: House, team_id: str) -> tuple[set[str], int]:
-    """Return the tables that speak of a team, and how many answers of it are cached."""
+    """Return the tables that speak of a team, or of its keys, and how many answers of it are cached."""
     database, redis = Database(house.settings.database_url), Redis.from_url(house.settings.redis_url)
     found = set()
     async with database.begin() as connection:
@@ -92,6 +114,8 @@ async def holding(house: House, team_id: str) -> tuple[set[str], int]:
                 and (await connection.execute(query, {"team_id": team_id})).scalar()
             ):
                 found.add(table)
+        if (await connection.execute(NETWORKS, {"team_id": team_id})).scalar():
+            found.add("key_networks")
     cached = len([key async for key in redis.scan_iter(f"{PREFIX}:answer:team:{team_id}:*")])
     await redis.aclose()
     await database.close()
@@ -131,6 +155,7 @@ def test_a_deleted_team_leaves_its_books_and_nothing_else(
     monkeypatch.setattr(team_deletion, "ERASE", (FAULT, *ERASE))
     team = PayingTeam(house, usd_per_day=5)
     cost = fill(house, team)
+    asyncio.run(see_unusual_use(house, team))
     until(lambda: asyncio.run(holding(house, team.id))[0] >= FILLED)
     before, cached = asyncio.run(holding(house, team.id))
     upstream.script(Script(tokens=6, pace=0.1), times=1)
@@ -153,6 +178,7 @@ def test_a_deleted_team_leaves_its_books_and_nothing_else(
         shown, listed = admin.get(path).json(), admin.get("/admin/teams", params={"search": team.id}).json()
         until(lambda: usage_of(admin, team)["requests"] == 4)
         usage = usage_of(admin, team)
+        keys = [admin.get("/admin/keys", params=query).text for query in ({"limit": 200}, {"team_id": team.id})]
         [entry] = admin.get("/admin/audit-log", params={"team_id": team.id, "action": "team.deleted"}).json()["data"]
     asyncio.run(purge(house))
     after, still_cached = asyncio.run(holding(house, team.id))
@@ -165,7 +191,7 @@ def test_a_deleted_team_leaves_its_books_and_nothing_else(
     assert [answer.status_code for answer in again] == [404, 404, 404, 409]
     assert "stay under that id" in again[-1].json()["error"]["message"]
     assert shown["deleted_at"] == deleted.json()["deleted_at"] and shown["webhook_url"] is None
-    assert listed["data"] == []
+    assert listed["data"] == [] and [team.id in each for each in keys] == [False, True]
     assert Decimal(usage["cost_usd_exact"]) > Decimal(cost) > 0
     assert entry["reason"] == "the team was dissolved"
     assert (entry["details"]["keys"], entry["details"]["open_batches"]) == (1, 1)

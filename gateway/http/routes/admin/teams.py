@@ -168,7 +168,7 @@ async def post_key(request: AnyRequest) -> Response[bytes]:
 
 @get("/admin/keys", guards=[team_reading_guard], summary="List the keys", query=("after", "team_id", "limit"))
 async def get_keys(request: AnyRequest) -> Response[bytes]:
-    """List keys, of one team with ``team_id``; never the keys themselves."""
+    """List keys, of one team with ``team_id``, else of all that are not deleted; never the keys themselves."""
     query, limit = read_query(request)
     async with transaction(request) as connection:
         await check_team(connection, query.get("team_id"))
