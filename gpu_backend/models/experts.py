@@ -85,8 +85,6 @@ def load_experts(config: ModelConfig, weights: WeightSource, prefix: str) -> Exp
     if shape.clamp is not None:
         return _load_clamped(config, shape, weights, prefix)
     _check_format(weights)
-    if shape.scales_inputs and hidden in (shape.intermediate_size, 2 * shape.intermediate_size):
-        raise UnsupportedModel(f"experts of {hidden} × {shape.intermediate_size}: which are inputs, shapes do not tell")
     pair = _load_pair(weights, f"{prefix}.experts.0", hidden, shape.intermediate_size)
     stacks = [_stack_of(product, shape.number) for product in pair]
     zeros: list[list[Tensor | None]] = [[], []]

@@ -187,26 +187,34 @@ class Checkpoint(WeightSource):
 
     def _read_expert(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return one expert's part of a tensor that holds all of them, gate above up: (experts, outputs, inputs),
-        or, as Qwen3-VL and Llama 4 have them, (experts, inputs, outputs). Of a square one outputs come first."""
+        or, as Qwen3-VL and Llama 4 have them, (experts, inputs, outputs)."""
         stacked, expert, module = stacked_name(name)
         self._unread.discard(stacked)
         part = self._file_of[stacked].get_slice(self._stored[stacked])
+        hidden, inner = shape if module == "down_proj" else shape[::-1]
+        inputs_first = self._has_inputs_first(stacked.rsplit(".", 1)[0], hidden, inner)
+        sizes = [hidden, inner] if module == "down_proj" else [2 * inner, hidden]
         experts, *rest = part.get_shape()
-        outputs = shape[0] if module == "down_proj" else 2 * shape[0]
-        inputs = shape[1]
-        if rest not in ([outputs, inputs], [inputs, outputs]) or expert >= experts:
+        if rest != (sizes[::-1] if inputs_first else sizes) or expert >= experts:
             raise UnsupportedModel(
-                f"tensor {stacked} has shape {(experts, *rest)}; config.json calls for {(outputs, inputs)} of each "
+                f"tensor {stacked} has shape {(experts, *rest)}; config.json calls for {tuple(sizes)} of each "
                 f"expert, and for expert {expert}"
             )
         first = shape[0] if module == "up_proj" else 0
         rows = slice(first, first + shape[0])
-        if rest == [outputs, inputs]:
-            tensor = part[expert : expert + 1, rows][0]
-        else:
+        if inputs_first:
             tensor = part[expert : expert + 1, :, rows][0].t().contiguous()
+        else:
+            tensor = part[expert : expert + 1, rows][0]
         assert isinstance(tensor, Tensor)
         return tensor
+
+    def _has_inputs_first(self, prefix: str, hidden: int, inner: int) -> bool:
+        """Whether both of a layer's stacks have inputs before outputs: one of them is not square, and tells it."""
+        which, sizes = ("down_proj", [inner, hidden]) if hidden != inner else ("gate_up_proj", [hidden, 2 * inner])
+        stacked = f"{prefix}.{which}"
+        found = self._file_of[stacked].get_slice(self._stored[stacked]).get_shape() if self.has(stacked) else []
+        return found[1:] == sizes
 
 
 class MultipliedWeights(WeightSource):

@@ -41,13 +41,25 @@ def mixed(experts: Experts, x: Tensor) -> Tensor:
     return experts.of_norm(x, None, torch.ones(x.shape[1]), 1e-6)[0]
 
 
-@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
-def test_experts_in_one_tensor_load_as_one_by_one(architecture: str, tmp_path: Path) -> None:
-    """Newer transformers stack what older checkpoints name one by one; the weights are the same."""
-    single, stacked = (TinyModel(architecture, stacks_experts=stacks) for stacks in (False, True))
-    (one,), (other,) = (experts_of(write_tiny_model(tmp_path / str(i), m)) for i, m in enumerate((single, stacked)))
+@pytest.mark.parametrize("inputs_first", [False, True])
+@pytest.mark.parametrize(
+    ("architecture", "width"), [("MixtralForCausalLM", 96), ("Qwen3MoeForCausalLM", 64), ("Qwen3MoeForCausalLM", 128)]
+)
+def test_experts_in_one_tensor_load_as_one_by_one(
+    architecture: str, width: int, inputs_first: bool, tmp_path: Path
+) -> None:
+    """Newer transformers stack what older checkpoints name one by one, Qwen3-VL with inputs first; the weights are the
+    same, of a square stack too (gate and up of 2 · 32 × 64, down of 64 × 64): the other of the two tells."""
+    single, stacked = (
+        TinyModel(architecture, intermediate_size=width, stacks_experts=stacks) for stacks in (False, True)
+    )
+    (one,) = experts_of(write_tiny_model(tmp_path / "one", single))
+    folder, tensors = write_tiny_model(tmp_path / "other", stacked), stacked.tensors()
+    turned = {name: each.mT.contiguous() for name, each in tensors.items() if ".experts." in name and inputs_first}
+    write_shards(folder, tensors | turned)
+    (other,) = experts_of(folder)
 
-    assert single.tensors().keys() != stacked.tensors().keys()
+    assert single.tensors().keys() != tensors.keys()
     assert torch.equal(one.gate_up, other.gate_up) and torch.equal(one.down, other.down)
     assert torch.equal(one.router, other.router)
 
