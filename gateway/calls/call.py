@@ -190,7 +190,7 @@ def record_for(call: Call, hold: Hold, route: Route, target: Target, status: Sta
         status=status,
         tier=str(call.routing.tier),  # .value is a property of Python's, ten times as dear
         priority=call.priority,
-        route_reason=route.reason,
+        route_reason=route.reason_at(target),
         complexity=route.complexity,
         client_request_id=call.client_request_id,
         user_tag=call.end_user,

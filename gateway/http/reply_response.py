@@ -230,7 +230,7 @@ def reply_headers(reply: OpenReply) -> list[tuple[bytes, bytes]]:
     ours = max(0.0, reply.first_token_seconds - log.waited - log.queued) * 1000
     headers = [
         (b"x-model-used", reply.target.model.name.encode()),
-        (b"x-route-reason", reply.route.reason.encode()),
+        (b"x-route-reason", reply.route.reason_at(reply.target).encode()),
         (b"x-tollgate-overhead-ms", b"%.3f" % ours),
         (b"x-cache", reply.cache.encode()),
     ]

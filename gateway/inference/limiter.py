@@ -30,7 +30,6 @@ PACE = 0.05  # seconds between the turns at a target that has just rested: all a
 LONGEST_TOLD = 60  # seconds that a client is told to stay away, at the most
 FULL = TargetHealth(is_full=True)
 ONE_VERSION: Mapping[str, VersionShare] = {}
-BY_NAME = ("named", "alias")  # reasons of routes whose first model was asked for
 
 
 class SlotGrant(Struct, frozen=True):
@@ -345,5 +344,4 @@ def _beginning_with(first: Target, route: Route) -> Route:
     if first is route.targets[0]:
         return route
     others = (target for target in route.targets if target is not first)
-    is_other = route.reason in BY_NAME and first.model.name != route.targets[0].model.name
-    return replace(route, targets=(first, *others), reason="fallback" if is_other else route.reason)
+    return replace(route, targets=(first, *others), reason=route.reason_at(first))

@@ -135,8 +135,7 @@ def _with_room(route: Route, without: Collection[str]) -> Route:
     targets = tuple(target for target in route.targets if target.model.name not in without)
     if not targets or targets == route.targets:
         return route
-    is_other = targets[0].model.name != route.targets[0].model.name and route.reason in ("named", "alias")
-    return replace(route, targets=targets, reason="fallback" if is_other else route.reason)
+    return replace(route, targets=targets, reason=route.reason_at(targets[0]))
 
 
 def _in_tier(route: Route, tier: str) -> Route:

@@ -125,7 +125,8 @@ def _is_count(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def text_of(value: object) -> str:
-    """Return a value as a cell has it: ``yes``, the items of a list, ``name=value`` of a mapping, exact decimals."""
+    """Return a value as a cell has it: ``yes``, the items of a list, ``name=value`` of a mapping, ``name:part=value`` of
+    one within it, as options take it, exact decimals."""
     match value:
         case None:
             return ""
@@ -134,8 +135,15 @@ def text_of(value: object) -> str:
         case list():
             return " ".join(map(text_of, value))
         case dict():
-            return " ".join(f"{name}={text_of(each)}" for name, each in value.items() if each not in (None, {}))
+            return " ".join(_told(name, each) for name, each in value.items() if each not in (None, {}))
         case msgspec.Struct():
             return text_of(asdict(value))
         case _:
             return f"{value:f}" if isinstance(value, Decimal) else str(value)
+
+
+def _told(name: str, value: object) -> str:
+    if not isinstance(value, dict):
+        return f"{name}={text_of(value)}"
+    parts = [_told(f"{name}:{part}", each) for part, each in value.items() if each not in (None, {})]
+    return " ".join(parts) or f"{name}=none"

@@ -40,8 +40,7 @@ def with_team_keys(route: Route, team: Team, providers: ProviderRegistry) -> Rou
         words = f"This team's calls go to {named} with keys of its own alone, and it has none there. "
         words += "An admin of the team brings one: POST /admin/teams/{team_id}/provider-keys."
         raise ModelNotAllowed(words, param="model", code=MISSING)
-    is_other = targets[0].model.name != route.targets[0].model.name and route.reason in ("named", "alias")
-    return replace(route, targets=tuple(targets), reason="fallback" if is_other else route.reason)
+    return replace(route, targets=tuple(targets), reason=route.reason_at(targets[0]))
 
 
 def targets_for(targets: Iterable[Target], team: Team, providers: ProviderRegistry) -> list[Target]:

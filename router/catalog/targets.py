@@ -152,3 +152,8 @@ class Route(Struct, frozen=True):
     complexity: float | None = None
     decision: ComplexityDecision | None = None
     left_out: Mapping[str, tuple[str, ...]] | None = None
+
+    def reason_at(self, target: Target) -> str:
+        """Return the reason of a call that came to ``target``: one that asked for another model fell back to it."""
+        is_other = self.reason in ("named", "alias") and target.model.name != self.targets[0].model.name
+        return "fallback" if is_other else self.reason

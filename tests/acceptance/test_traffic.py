@@ -97,6 +97,7 @@ def test_a_callers_list_stands_in(traffic: House, upstream: ScriptedUpstream, fi
     assert (answer.status_code, answer.headers["x-model-used"]) == (200, "large")
     assert "x-tollgate-dropped" not in answer.headers
     assert (row["model_used"], len(row["attempts"])) == ("large", 2)
+    assert answer.headers["x-route-reason"] == row["route_reason"] == "fallback"
     assert 0 < row["cost_usd"] * 10**9 <= row["held_nanousd"]
 
 

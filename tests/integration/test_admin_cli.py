@@ -85,10 +85,12 @@ def test_a_team_has_limits_for_one_model_each() -> None:
     more = ("--model-limit", "small:tokens_per_day=1_000", "--model-limit", "small:usd_per_month=7")
     tollgate("teams", "set", "by-model", *more)
     limits = as_json("teams", "show", "by-model")["model_limits"]
+    shown = tollgate("teams", "show", "by-model", "--format", "csv").stdout
     taken = (f"small:{name}=none" for name in ("tokens_per_day", "usd_per_day", "usd_per_month"))
     tollgate("teams", "set", "by-model", *(word for one in taken for word in ("--model-limit", one)))
 
     assert limits == {"small": {"tokens_per_day": 1000, "usd_per_day": 0.5, "usd_per_month": 7}}
+    assert "small:tokens_per_day=1000 small:usd_per_day=0.50 small:usd_per_month=7.00," in shown  # as options take them
     assert as_json("teams", "show", "by-model")["model_limits"] == {}
 
 
@@ -132,7 +134,7 @@ def test_a_team_keeps_the_safety_that_is_not_named() -> None:
     tollgate("teams", "set", "strict", "--safety-redacts", "none")
     wrong = tollgate("teams", "set", "strict", "--safety-redacts", "all", exits=2).stderr
 
-    assert "input=block output=flag levels=harm=flag contacts=redact redacts=both,keep_days=3" in shown
+    assert "input=block output=flag levels:harm=flag levels:contacts=redact redacts=both,keep_days=3" in shown
     assert before.pop("redacts") == "both" and "input, output, both or none" in wrong
     assert before == {"input": "block", "output": "flag", "levels": {"contacts": "redact", "harm": "flag"}}
     after = as_json("teams", "show", "strict")["safety"]
