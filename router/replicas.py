@@ -31,6 +31,8 @@ FORGOTTEN = 0.05  # of a first token, below which it counts nothing
 JUDGED_EVERY = 0.25  # seconds
 NONE_SLOW: Mapping[str, float] = {}
 
+Kind = tuple[int, str]  # of calls whose first tokens are compared: how much of a prompt is to be computed, and its turn
+
 
 class VersionShare(NamedTuple):
     """Replicas of a pool's new version, and which share of conversations they answer."""
@@ -125,7 +127,7 @@ class Waiting:
     """A call whose first token has not come."""
 
     address: str
-    kind: int  # of its prompt: those of one kind are compared
+    kind: Kind  # those of one kind are compared
     since: float
 
 
@@ -149,22 +151,23 @@ class _Seen(NamedTuple):
 
 
 NOTHING_SEEN = _Seen(0.0, 0.0)
-Known = defaultdict[int, dict[str, _Seen]]
+Known = defaultdict[Kind, dict[str, _Seen]]
 
 
 class Lateness:
     """How late the first tokens of a model's replicas come beside each other's, as this process measures it: whatever
-    they say of their loads. Prompts with about as much to compute are compared."""
+    they say of their loads. Prompts with about as much to compute, whose turn comes alike, are compared."""
 
     def __init__(self) -> None:
         self.slow: Mapping[str, float] = NONE_SLOW  # by address: how many times as late as its peers'
-        self._seen: dict[tuple[int, str], _Seen] = {}  # by kind of prompt and address
+        self._seen: dict[tuple[Kind, str], _Seen] = {}  # by kind of prompt and address
         self._waiting: dict[Waiting, None] = {}
         self._judged = -math.inf
 
-    def begin(self, address: str, uncached: int, is_batch: bool, now: float) -> Waiting:
-        """Note that a prompt goes to a replica, which is to compute so many bytes of it."""
-        waiting = Waiting(address, 2 * (max(uncached, 1024).bit_length() // 2) + is_batch, now)
+    def begin(self, address: str, uncached: int, turn: str, now: float) -> Waiting:
+        """Note that a prompt goes to a replica, which is to compute so many bytes of it. ``turn``: ``batch``, or its
+        priority among its team's: an engine has them wait for others."""
+        waiting = Waiting(address, (max(uncached, 1024).bit_length() // 2, turn), now)
         self._waiting[waiting] = None
         self.judge(now)
         return waiting

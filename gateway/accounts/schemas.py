@@ -68,7 +68,7 @@ class ModelLimitsInput(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     usd_per_month: Decimal | UnsetType | None = UNSET
 
 
-class NewTeam(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NewTeam(Unshown, Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A team to create."""
 
     id: str
@@ -89,7 +89,7 @@ class NewTeam(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     contents: TeamContents | None = None  # for how many days what is asked and answered is kept; null: not at all
 
 
-class TeamPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TeamPatch(Unshown, Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Changes to a team: what is absent stays as it is, null takes a value away."""
 
     name: str | UnsetType = UNSET

@@ -53,13 +53,13 @@ from gateway.outbox.store import follow_url
 from gateway.storage.audit_log import Act, record_act
 from gateway.storage.database import from_row
 from gateway.storage.tables import api_keys, call_contents, teams
-from protocol.errors import NotFound
+from protocol.errors import NotFound, Unshown
 
 NAMED = 10  # teams that an error names
 ERASED_AT_ONCE = 10_000  # contents of calls: all of a large team's would take longer than a statement may
 
 
-class TeamRecord(Struct, frozen=True, kw_only=True):
+class TeamRecord(Unshown, Struct, frozen=True, kw_only=True):
     """A team as admins see it."""
 
     team: Team

@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Raw, Struct
 
 from gateway.dialects.chat import ENDPOINT as CHAT
+from protocol.errors import Unshown
 
 MOST_REQUESTS = 50_000  # in one batch
 LARGEST_FILE = 200 * 1024 * 1024  # bytes
@@ -46,7 +47,7 @@ class InputLine(Struct, frozen=True):
     body: Raw
 
 
-class NewBatch(Struct, frozen=True):
+class NewBatch(Unshown, Struct, frozen=True):
     """``POST /v1/batch``: requests are ``{"custom_id", "body"}`` or bare bodies."""
 
     requests: list[Raw]
@@ -57,7 +58,7 @@ class NewBatch(Struct, frozen=True):
     metadata: dict[str, str] | None = None
 
 
-class NewOpenAIBatch(Struct, frozen=True):
+class NewOpenAIBatch(Unshown, Struct, frozen=True):
     """``POST /v1/batches``, OpenAI's shape."""
 
     input_file_id: str

@@ -20,7 +20,7 @@ from gateway.outbox.signing import Event
 from gateway.outbox.store import enqueue
 from gateway.storage.database import from_row
 from gateway.storage.tables import batch_items, batches, files
-from protocol.errors import NotFound
+from protocol.errors import NotFound, Unshown
 
 COLUMNS = ("batch_id", "position", "custom_id", "body", "status")
 
@@ -28,7 +28,7 @@ COLUMNS = ("batch_id", "position", "custom_id", "body", "status")
 EVENTS = {end: f"batch.{end}" for end in ("completed", "failed", "expired", "cancelled")}
 
 
-class Batch(Struct, frozen=True, kw_only=True):
+class Batch(Unshown, Struct, frozen=True, kw_only=True):
     """A batch: what it was asked, and how far it is. Moments are None until they come."""
 
     id: str

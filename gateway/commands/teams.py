@@ -41,7 +41,7 @@ from gateway.core.principals import TeamContents, WithoutUser
 from gateway.core.settings import FindingLevel, Level, Redacts, Settings
 from gateway.terminal.options import WhereByApiKey, with_options
 from gateway.terminal.printing import Format, fail, show
-from protocol.errors import ServiceError
+from protocol.errors import ServiceError, Unshown
 
 command = typer.Typer(no_args_is_help=True, help="Teams: who may call, which models, how much.")
 
@@ -59,7 +59,7 @@ LevelOption = Annotated[
 ]
 
 
-class TeamOptions(Struct, frozen=True, kw_only=True):
+class TeamOptions(Unshown, Struct, frozen=True, kw_only=True):
     """What is said of a team, beside its limits."""
 
     name: Annotated[str | None, typer.Option(help="For people")] = None

@@ -91,33 +91,16 @@ def _read_at_one(
     usual = OWN_CAPABILITIES if own else OUTSIDE_CAPABILITIES
     abilities = fields.get("abilities", list_of(one_of(*Capability), what="abilities", least=1), usual)
     tiers = fields.get("tiers", list_of(one_of(*Tier), what="tiers", least=1), tuple(Tier))
-    known_context = listed.context if isinstance(listed, ListedModel) else None
-    context = fields.get("context", integer(1), known_context or DEFAULT_CONTEXT)
-    known_output = None if own else longest_output(known_as)
-    max_output = fields.get("max_output", integer(1), min(context, known_output or DEFAULT_MAX_OUTPUT))
-    usual_output = max_output if fields.has("max_output") else min(max_output, DEFAULT_MAX_OUTPUT)
-    default_output = fields.get("default_output", integer(1), usual_output)
-    if default_output > max_output:
-        at = fields.node("default_output") or node
-        complain(at, faults, f"more than the {max_output} tokens of `max_output`")
-    if max_output > context:
-        complain(fields.node("max_output") or node, faults, f"more than the {context} tokens of `context`")
+    context, max_output, default_output = _read_sizes(
+        fields, node, faults, listed, None if own else longest_output(known_as)
+    )
     if fields.has("gpu_hour") and provider is not None and not own:
         complain(fields.node("gpu_hour") or node, faults, f"only for our own engine; {provider_name} is no such thing")
     said = fields.find("batch_discount", number(0, 1, above=True))
     own_discount = said if own and said is not None else 1.0
-    if Capability.REALTIME in abilities and provider is not None and (own or provider.format != "openai"):
-        words = (
-            f"`realtime` needs a provider with `format: openai` that is no engine of our own; {provider_name} is none"
-        )
-        complain(fields.node("abilities") or node, faults, words)
-    if Capability.AUDIO in abilities and provider is not None and (own or provider.format not in HEAR):
-        words = "`audio` needs a provider with `format: openai` or `gemini` that is no engine of our own; "
-        words += f"{provider_name} is none"
-        complain(fields.node("abilities") or node, faults, words)
     price = _price(fields, known_as, set(abilities), listed, own_discount)
-    if Capability.VOICE in abilities and provider is not None:
-        _check_voice(fields.node("abilities") or node, faults, price, provider)
+    if provider is not None:
+        _check_abilities(fields.node("abilities") or node, faults, abilities, price, provider)
     has_batch_api = provider is not None and provider.batch_api
     batch_price = replace(price, batch_discount=PROVIDERS_DISCOUNT if said is None else said)
     spec = ModelSpec(
@@ -143,12 +126,32 @@ def _read_at_one(
     return spec
 
 
-def _check_voice(node: Node, faults: Faults, price: Price, provider: ProviderSettings) -> None:
-    if provider.self_hosted or provider.format != "openai":
-        words = "`voice` needs a provider with `format: openai` that is no engine of our own; "
-        complain(node, faults, f"{words}{provider.name} is none")
-    elif price.audio_output is None:
-        complain(node, faults, "`voice` needs to know what is said aloud costs: add `audio_output` to `price`")
+def _read_sizes(
+    fields: Fields, node: Node, faults: Faults, listed: ListedModel | NoPrice, known_output: int | None
+) -> tuple[int, int, int]:
+    """Read how long a prompt and its answer may be, the answer alone, and an answer whose caller names no limit."""
+    known_context = listed.context if isinstance(listed, ListedModel) else None
+    context = fields.get("context", integer(1), known_context or DEFAULT_CONTEXT)
+    max_output = fields.get("max_output", integer(1), min(context, known_output or DEFAULT_MAX_OUTPUT))
+    usual_output = max_output if fields.has("max_output") else min(max_output, DEFAULT_MAX_OUTPUT)
+    default_output = fields.get("default_output", integer(1), usual_output)
+    if default_output > max_output:
+        at = fields.node("default_output") or node
+        complain(at, faults, f"more than the {max_output} tokens of `max_output`")
+    if max_output > context:
+        complain(fields.node("max_output") or node, faults, f"more than the {context} tokens of `context`")
+    return context, max_output, default_output
+
+
+def _check_abilities(node: Node, faults: Faults, able: Iterable[str], price: Price, provider: ProviderSettings) -> None:
+    """Say which abilities need another provider, or another price."""
+    for ability, formats in (("realtime", ("openai",)), ("audio", HEAR), ("voice", ("openai",))):
+        if ability in able and (provider.self_hosted or provider.format not in formats):
+            right = "` or `".join(formats)
+            words = f"`{ability}` needs a provider with `format: {right}` that is no engine of our own"
+            complain(node, faults, f"{words}; {provider.name} is none")
+        elif ability == Capability.VOICE and ability in able and price.audio_output is None:
+            complain(node, faults, "`voice` needs to know what is said aloud costs: add `audio_output` to `price`")
 
 
 def _service_tiers(price: Price) -> Read[tuple[tuple[str, Price], ...]]:

@@ -48,6 +48,10 @@ class CallbackUrl(Struct, frozen=True):
         """Return what logs may show: paths and queries often hold a secret."""
         return self.text[: len(self.text) - len(self.parsed.raw_path_qs)] + "/…"
 
+    def __repr__(self) -> str:
+        """Return the URL as logs may show it: tracebacks and tests that fail may print it, too."""
+        return f"CallbackUrl({self.shown})"
+
 
 def read_url(text: str, longest: int = LONGEST_URL) -> CallbackUrl:
     """Return what ``text`` of up to ``longest`` characters says. Raises BadUrl."""

@@ -301,7 +301,7 @@ class TargetLimiter:
     def _place(self, slot: Slot, call: Call, target: Target) -> None:
         if target.key in self._peers:
             now = self._clock.monotonic()
-            self._placement.begin(slot, target, call.request, call.caller.team.id, now, call.size)
+            self._placement.begin(slot, target, call.request, call.caller.team.id, now, call.size, call.priority)
 
     def _wake(self, admitted: Iterable[QueuedCall]) -> None:
         for queued in admitted:

@@ -14,13 +14,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.outbox.schedule import KEEP_TRYING, Delivered, DeliveryResult, GiveUp, NextStep, TryAgain
 from gateway.outbox.signing import Event
 from gateway.storage.tables import callbacks
+from protocol.errors import Unshown
 
 LEASE = 30.0  # seconds; a try takes ten at most
 PER_RECEIVER = 4  # tries at once to one host and port, by one worker: a slow one takes no more
 PER_TEAM = 8  # tries at once for one team, by one worker, however many hosts it names
 
 
-class ClaimedCallback(Struct, frozen=True, kw_only=True):
+class ClaimedCallback(Unshown, Struct, frozen=True, kw_only=True):
     """A callback that this worker is to try now."""
 
     id: str

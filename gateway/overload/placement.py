@@ -63,7 +63,9 @@ class Placement:
             lateness.judge(now)
         return {address: times for lateness in self._lateness.values() for address, times in lateness.slow.items()}
 
-    def begin(self, slot: Slot, target: Target, request: Request, owner: str, now: float, size: int) -> None:
+    def begin(
+        self, slot: Slot, target: Target, request: Request, owner: str, now: float, size: int, priority: str = "normal"
+    ) -> None:
         """Note that a prompt goes to a replica, where a call holds a slot. ``size``: bytes of its request."""
         address, uncached = target.endpoint.base_url, size
         if self.is_told:
@@ -73,7 +75,8 @@ class Placement:
         lateness = self._lateness.get(_place_of(target))
         if lateness is None:
             lateness = self._lateness[_place_of(target)] = Lateness()
-        self._waiting[slot] = lateness, lateness.begin(address, uncached, slot.queue is slot.pool.batch, now)
+        turn = "batch" if slot.queue is slot.pool.batch else priority
+        self._waiting[slot] = lateness, lateness.begin(address, uncached, turn, now)
 
     def note_first_token(self, slot: Slot, now: float) -> float | None:
         """Note that the prompt of a slot's call is computed. Return the share of it that was expected to be cached,

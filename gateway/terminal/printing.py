@@ -125,8 +125,8 @@ def _is_count(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def text_of(value: object) -> str:
-    """Return a value as a cell has it: ``yes``, the items of a list, ``name=value`` of a mapping, ``name:part=value`` of
-    one within it, as options take it, exact decimals."""
+    """Return a value as a cell has it: ``yes``, the items of a list, exact decimals, ``name=value`` of a mapping, and
+    ``name:part=value`` of one within it, as options take it."""
     match value:
         case None:
             return ""

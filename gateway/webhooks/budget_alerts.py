@@ -28,6 +28,7 @@ from gateway.outbox.store import enqueue
 from gateway.storage.audit_log import Act, record_act
 from gateway.storage.database import Database, from_row
 from gateway.storage.tables import budget_alerts
+from protocol.errors import Unshown
 
 EVENT = "budget.threshold_reached"
 THRESHOLDS = (80, 100)  # percent of the cap
@@ -42,7 +43,7 @@ log = structlog.get_logger()
 Place = tuple[str, str, str, str, int]  # the key of a row of budget_alerts
 
 
-class Spending(Struct, frozen=True, kw_only=True):
+class Spending(Unshown, Struct, frozen=True, kw_only=True):
     """What one scope may use and has used, as the statements have it. Money is nano-dollars."""
 
     team_id: str

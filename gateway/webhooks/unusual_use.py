@@ -25,6 +25,7 @@ from gateway.outbox.store import enqueue
 from gateway.storage.audit_log import Act, record_act
 from gateway.storage.database import Database, from_row
 from gateway.storage.tables import unusual_uses
+from protocol.errors import Unshown
 
 # What may be unusual: dollars, calls, an address that is new to a key which had one or two, and many at once.
 Signal = Literal["spend", "velocity", "new_address", "shared"]
@@ -44,7 +45,7 @@ log = structlog.get_logger()
 Pause = Callable[[str, str], Awaitable[None]]  # of a key of a team
 
 
-class KeyDay(Struct, frozen=True, kw_only=True):
+class KeyDay(Unshown, Struct, frozen=True, kw_only=True):
     """How a key was used today, and in its past. Money is nano-dollars."""
 
     team_id: str

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.accounts.key_lookup import KeyLookup
+from gateway.egress.urls import read_url
 from gateway.upstreams.bedrock.signing import Credentials
 
 ROOT = Path(__file__).parents[2]
@@ -16,7 +17,7 @@ FIELD = re.compile(
 )
 SECRET = re.compile(
     r"(^|_)(key|(api|admin|team|metrics|provider)_keys?|(hash|access|secret|private)_key|secrets?|peppers?|passwords?"
-    r"|((access|id)_)?token|authorization|(database|redis)_(direct_)?url|proxy)$"
+    r"|((access|id)_)?token|authorization|(database|redis|webhook|callback)_(direct_)?url|proxy)$"
 )
 NONE = {
     "Call.idempotency_key": "its client's own name of a request",
@@ -49,4 +50,5 @@ def test_what_is_unshown_has_the_rest_in_its_repr() -> None:
     keys: KeyLookup[str] = KeyLookup(nothing[0], "pepper-1", ("pepper-2",), *nothing[1:])
 
     assert repr(keys).startswith("KeyLookup(_database=None, _pepper=…, _other_peppers=…, _find=None, ")
+    assert repr(read_url("https://hooks.example/services/T1/B2?token=abc")) == "CallbackUrl(https://hooks.example/…)"
     assert repr(Credentials("AKIA1", "abc")) == "Credentials(access_key=…, secret_key=…, token=None)"

@@ -128,7 +128,7 @@ def served(slowness: float, until: float, seed: int = 1, noise: float = 0.5) -> 
         address, size = home.endpoint.base_url, 2 ** dice.uniform(9, 17)
         later = slowness if home is REPLICAS[0] and now < until else 1.0
         comes = now + (0.05 + size / 1e5) * math.exp(dice.gauss(0, noise)) * later
-        waiting = lateness.begin(address, int(size), False, now)
+        waiting = lateness.begin(address, int(size), "normal", now)
         loads[address] += 1
         heapq.heappush(due, (comes, next(numbers), partial(lateness.note_first_token, waiting, comes)))
         heapq.heappush(due, (comes + dice.expovariate(1), next(numbers), partial(loads.subtract, [address])))
@@ -160,20 +160,20 @@ def test_a_call_that_still_waits_tells_as_well() -> None:
     a call that was soon given up tells nothing."""
     lateness = Lateness()
     for at in range(4):
-        lateness.note_first_token(lateness.begin("well", 100, False, at / 10), at / 10 + 0.05)
-    left = [lateness.begin("other", 100, False, 1.0) for _ in range(4)]
+        lateness.note_first_token(lateness.begin("well", 100, "normal", at / 10), at / 10 + 0.05)
+    left = [lateness.begin("other", 100, "normal", 1.0) for _ in range(4)]
     for waiting in left:
         lateness.end(waiting, 1.1)
-    stuck = [lateness.begin("stuck", 100, False, 1.0) for _ in range(4)]
-    lateness.begin("well", 100, False, 1.2)
+    stuck = [lateness.begin("stuck", 100, "normal", 1.0) for _ in range(4)]
+    lateness.begin("well", 100, "normal", 1.2)
     early = dict(lateness.slow)
-    lateness.begin("well", 100, False, 3.0)
+    lateness.begin("well", 100, "normal", 3.0)
     found = dict(lateness.slow)
     for waiting in stuck:
         lateness.end(waiting, 3.0)
-    lateness.begin("well", 100, False, 4.0)
+    lateness.begin("well", 100, "normal", 4.0)
     after = dict(lateness.slow)
-    lateness.note_first_token(lateness.begin("other", 100, False, 1e6), 1e6 + 1)
+    lateness.note_first_token(lateness.begin("other", 100, "normal", 1e6), 1e6 + 1)
     forgotten = dict(lateness.slow)
     lateness.slow = after
     lateness.keep({"well", "other"})

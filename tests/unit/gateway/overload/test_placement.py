@@ -95,11 +95,12 @@ def test_a_replica_that_is_gone_is_forgotten_when_its_calls_are() -> None:
 
 
 def test_a_replica_that_was_slow_long_ago_is_not_told_of() -> None:
-    """Also where no call has come since: an alert on it would never end."""
+    """Also where no call has come since: an alert on it would never end. Calls of low priority, which an engine lets
+    wait, are compared with their like."""
     placement = Placement()
     for at in range(8):
-        for place, comes in ((0, 0.1), (1, 5.0)):
-            placement.begin(held := slot(), REPLICAS[place], asked("Hi"), TEAM, at / 10, 100)
+        for place, comes, priority in ((0, 0.1, "normal"), (1, 5.0, "normal"), (2, 5.0, "low")):
+            placement.begin(held := slot(), REPLICAS[place], asked("Hi"), TEAM, at / 10, 100, priority)
             placement.note_first_token(held, at / 10 + comes)
 
     assert [*placement.slow(6.0)] == [REPLICAS[1].endpoint.base_url] and placement.slow(600.0) == {}
