@@ -100,7 +100,7 @@ def _read_at_one(
     own_discount = said if own and said is not None else 1.0
     price = _price(fields, known_as, set(abilities), listed, own_discount)
     if provider is not None:
-        _check_abilities(fields.node("abilities") or node, faults, abilities, price, provider)
+        _check_capabilities(fields.node("abilities") or node, faults, abilities, price, provider)
     has_batch_api = provider is not None and provider.batch_api
     batch_price = replace(price, batch_discount=PROVIDERS_DISCOUNT if said is None else said)
     spec = ModelSpec(
@@ -143,14 +143,16 @@ def _read_sizes(
     return context, max_output, default_output
 
 
-def _check_abilities(node: Node, faults: Faults, able: Iterable[str], price: Price, provider: ProviderSettings) -> None:
-    """Say which abilities need another provider, or another price."""
-    for ability, formats in (("realtime", ("openai",)), ("audio", HEAR), ("voice", ("openai",))):
-        if ability in able and (provider.self_hosted or provider.format not in formats):
+def _check_capabilities(
+    node: Node, faults: Faults, named: Iterable[str], price: Price, provider: ProviderSettings
+) -> None:
+    """Say which capabilities need another provider, or another price."""
+    for capability, formats in (("realtime", ("openai",)), ("audio", HEAR), ("voice", ("openai",))):
+        if capability in named and (provider.self_hosted or provider.format not in formats):
             right = "` or `".join(formats)
-            words = f"`{ability}` needs a provider with `format: {right}` that is no engine of our own"
+            words = f"`{capability}` needs a provider with `format: {right}` that is no engine of our own"
             complain(node, faults, f"{words}; {provider.name} is none")
-        elif ability == Capability.VOICE and ability in able and price.audio_output is None:
+        elif capability == Capability.VOICE and capability in named and price.audio_output is None:
             complain(node, faults, "`voice` needs to know what is said aloud costs: add `audio_output` to `price`")
 
 

@@ -221,4 +221,10 @@ def _problem(exc: yaml.MarkedYAMLError) -> str:
         return "a YAML tag (!…) that cannot be read; quote a value that begins with `!`"
     if "tab" in problem or "'\\t'" in problem:
         return "a tab where YAML wants spaces"
+    if "mapping values are not allowed" in problem or "'<block" in problem:
+        return (
+            "no key can stand here: it is indented otherwise than its neighbours, or no space follows a colon before it"
+        )
+    if "got '{'" in problem:
+        return f"{problem}; a variable is written ${{NAME}}, with its end"
     return problem

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.accounts.schemas import TeamPatch
+from gateway.accounts.schemas import KeyPatch, TeamPatch
 from protocol.chat import ChatRequest, FunctionCall, Message, StreamOptions, ToolCall, check_arguments
 from protocol.decoding import MAX_DEPTH, convert, decode, decode_with_extra, has_more_values
 from protocol.errors import BadRequest, TooLarge
@@ -83,9 +83,11 @@ def test_what_could_be_misunderstood_is_refused(fields: str, param: str | None, 
     ],
 )
 def test_where_few_names_are_right_they_are_named(kind: type, body: object, words: str) -> None:
-    """Of values and of fields, however deep."""
+    """Of values and of fields, however deep. Of moments, one."""
     with pytest.raises(BadRequest, match=f"Known here: {words}[.]"):
         decode(json.dumps(body).encode(), kind)
+    with pytest.raises(BadRequest, match="a moment such as 2027"):
+        decode(b'{"expires_at": "soon"}', KeyPatch)
 
 
 @pytest.mark.parametrize(

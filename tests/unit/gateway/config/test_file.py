@@ -834,6 +834,9 @@ def test_signs_for_private_use_are_plain_text(odd: str) -> None:
     [
         (b"a: 1\nb: [1", 2, "not YAML"),
         (b"a: 1\n\tb: 2", 2, "a tab where YAML wants spaces"),
+        (b"a:\n  b: 1\n c: 2\n  d: 3", 3, "indented otherwise than its neighbours"),
+        (b"a:\n  b:one\n  c: 2", 3, "no space follows a colon before it"),
+        (b"a: [${NOPE]", 1, "a variable is written ${NAME}"),
         (b"- a\n- b\n", 1, "a mapping of settings"),
         (b"\xff\xfe", 1, "not UTF-8"),
         (b"a: 1\nb: \xff", 2, "not UTF-8"),
