@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Raw, Struct
@@ -112,6 +112,16 @@ def check_sampling(request: Any) -> None:
     )
 
 
+class Kept(Protocol):
+    """What a streamed reply adds up to."""
+
+    def add(self, delta: Delta) -> None:
+        """Take in a piece."""
+
+    def reply(self) -> WholeReply:
+        """Return what came so far."""
+
+
 class ChunkWriter(ABC):
     """What streams of chat completions and of completions have alike."""
 
@@ -150,6 +160,25 @@ class ChatWriter(ChunkWriter):
         self._tail = b',"usage":null}\n\n' if self._includes_usage else b"}\n\n"
         self._begun: set[int] = set()
         self._thoughts: dict[int, _Thoughts] = {}  # by choice, where there are any
+        self.kept: Kept | None = None  # of a stream that is to be stored
+
+    @property
+    def completion_id(self) -> str:
+        """The id that the answer has."""
+        return self._id
+
+    def pieces(self, reply: ReplyFacts, events: list[Event]) -> bytes:
+        """Return the chunks for ``events``, and [DONE] at the end."""
+        if self.kept is not None:
+            self.keep(self.kept, events)
+        return super().pieces(reply, events)
+
+    @staticmethod
+    def keep(kept: Kept, events: list[Event]) -> None:
+        """Add events to what is stored."""
+        for event in events:
+            if isinstance(event, Delta):
+                kept.add(event)
 
     def whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> bytes:
         """Return a ``chat.completion`` object."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
@@ -27,6 +28,7 @@ LARGEST_BODY = 32 * 1024 * 1024  # bytes
 REASON, LONGEST_REASON = "x-audit-reason", 500  # a header, and characters of it
 USUAL_PAGE = 100
 LONGEST_PAGE = 1000
+OF_METADATA, KEY_OF_METADATA = "metadata[KEY]", re.compile(r"metadata\[(.+)\]")  # how a query says one
 
 
 T = TypeVar("T")
@@ -113,6 +115,11 @@ def now_of(request: AnyRequest) -> datetime:
     return part_of(request, Clock).moment()
 
 
+def metadata_of(query: Mapping[str, str]) -> dict[str, str]:
+    """Return the pairs of metadata that a query asks for, as ``metadata[KEY]=VALUE``."""
+    return {found[1]: query[name] for name in query if (found := KEY_OF_METADATA.fullmatch(name)) is not None}
+
+
 def read_query(
     request: AnyRequest, usual: int = USUAL_PAGE, most: int = LONGEST_PAGE, repeated: Container[str] = ()
 ) -> tuple[dict[str, str], int]:
@@ -134,7 +141,7 @@ def read_parameters(request: AnyRequest, repeated: Container[str] = ()) -> dict[
     known = request.route_handler.opt.get("query", ())
     query: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
-        if name not in known:
+        if name not in known and not (OF_METADATA in known and KEY_OF_METADATA.fullmatch(name)):
             raise BadRequest(
                 f"Unknown query parameter '{name[:50]}'. Known here: {', '.join(known) or 'none'}.",
                 param=name[:50],
@@ -167,9 +174,13 @@ def answer(value: object, status: int = 200, headers: Mapping[str, str] | None =
     return Response(to_json(value), status_code=status, headers=headers, media_type="application/json")
 
 
-def openai_page(shown: Sequence[Mapping[str, Any]], limit: int, name: str = "id") -> Response[bytes]:
+def openai_page(
+    shown: Sequence[Mapping[str, Any]], limit: int, name: str = "id", *, has_more: bool = False
+) -> Response[bytes]:
     """Return a page as OpenAI's SDKs go through them, by the ids that its items have under ``name``; ``shown`` may hold
     one more than ``limit``, which tells of a next."""
     page = shown[:limit]
     first, last = (page[0][name], page[-1][name]) if page else (None, None)
-    return answer({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": len(shown) > limit})
+    return answer(
+        {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": has_more or len(shown) > limit}
+    )

@@ -119,7 +119,10 @@ def asking_of(
     """Return what one target is asked. ``limit``: the output tokens that the call's hold covers there; ``token``: what
     it is asked with in place of a key."""
     call, extra = context.call, _allowed_extra(context.call, provider)
-    request, refused = without_fields(with_output_limit(call.request, limit), provider.drop_fields)
+    asked = with_output_limit(call.request, limit)
+    if isinstance(asked, ChatRequest) and asked.store is not None:  # it is stored here alone
+        asked = replace(asked, store=None)
+    request, refused = without_fields(asked, provider.drop_fields)
     left_out = (*refused, *call.unread)
     if call.extra:  # and what of it is not honoured
         left_out = (*[name for name in call.extra if name not in extra and name not in call.understood], *left_out)

@@ -16,6 +16,7 @@ from billing.upkeep.turns import Turns
 from gateway.accounts.auth import Authenticator
 from gateway.cache.cached_answers import AnswerCache
 from gateway.cache.store import CacheStore
+from gateway.calls.accumulate import Collector
 from gateway.calls.early_leaves import EarlyLeaves
 from gateway.calls.hooks import HookMaker
 from gateway.calls.image_urls import ImageUrls
@@ -70,6 +71,7 @@ from gateway.storage.rows_behind import RowsBehind
 from gateway.storage.tables import refused_calls
 from gateway.stored_responses.background import BackgroundResponses
 from gateway.stored_responses.background_store import BackgroundStore
+from gateway.stored_responses.chats import ChatStore
 from gateway.stored_responses.compaction import Summaries
 from gateway.stored_responses.conversations import ConversationStore
 from gateway.stored_responses.memory import ResponseMemory
@@ -301,8 +303,9 @@ class _Process:
         self.conversations = ConversationStore(responses, *stores)
         summaries = Summaries(Sealer(settings.key_pepper, "compaction", *settings.other_key_peppers))
         self.memory = ResponseMemory(
-            responses, self.conversations, summaries, self.clock, settings.responses_stored_bytes
+            responses, self.conversations, summaries, self.clock, settings.responses_stored_bytes, Collector
         )
+        self.chats = ChatStore(responses, self.database, self.clock)
         background_store = BackgroundStore(responses, self.idempotency, self.database, self.clock, response_sealer)
         self.backgrounds = BackgroundResponses(self.memory, background_store, self.background)
         self.drain.runs_more = lambda: self.backgrounds.is_busy

@@ -24,7 +24,7 @@ from gateway.idempotency.stored_answers import Claim, Place, StoredAnswer
 from gateway.storage.database import Database
 from gateway.storage.encryption import Sealer, Unsealable
 from gateway.stored_responses.event_log import Piece
-from gateway.stored_responses.store import ResponseStore, can_be_id
+from gateway.stored_responses.store import ResponseStore, is_response
 from gateway.stored_responses.turns import Turn
 from protocol.errors import BadRequest
 
@@ -123,7 +123,7 @@ class BackgroundStore:
 
     async def delete(self, team_id: str, response_id: str) -> bool:
         """Delete a response for ever, and end it should it run; whether it was there."""
-        if not can_be_id(response_id):
+        if not is_response(response_id):
             return False
         place = place_of(team_id, response_id)
         async with self._database.begin() as connection:

@@ -19,14 +19,16 @@ from gateway.calls.call import Call
 from gateway.calls.hooks import Ending
 from gateway.core.clock import Clock
 from gateway.core.errors import ContentPolicyViolation
+from gateway.dialects.chat import ChatWriter, Kept
 from gateway.dialects.endpoint import Asked, ReplyFacts, ReplyWriter
 from gateway.dialects.responses import RESEND, as_chat_after, own_items
 from gateway.dialects.responses_writer import CompactionWriter, ResponsesWriter
 from gateway.stored_responses.local_turns import OWN_FIELDS, ConnectionTurns
 from gateway.stored_responses.store import Chain, ResponseStore
-from gateway.stored_responses.turns import LARGEST, Turn, told_items_of
-from protocol.chat import MOST_MESSAGES
+from gateway.stored_responses.turns import LARGEST, StoredChat, Turn, told_items_of
+from protocol.chat import MOST_MESSAGES, ChatRequest
 from protocol.errors import BadRequest, Overloaded, invalid_param
+from protocol.events import UsageReport
 from protocol.responses import Compaction, InputItem, ResponsesRequest, response_of_item
 from protocol.serving.off_loop import off_loop
 
@@ -79,8 +81,10 @@ class ResponseMemory:
         summaries: Summaries,
         clock: Clock,
         most_bytes: int,
+        collector: Callable[[ChatRequest], Kept],
     ) -> None:
         self.store = store
+        self._collector = collector
         self._conversations = conversations
         self._summaries = summaries
         self._clock = clock
@@ -145,9 +149,9 @@ class ResponseMemory:
         if not writer.is_stored and request.conversation is None:
             return None
         earlier = None if local is None else local.find(request.previous_response_id)
-        turn: tuple[Items, str | None] = own_items(request), request.previous_response_id
+        items, previous_id = own_items(request), request.previous_response_id
         if earlier is not None and not earlier.is_stored:
-            turn = (*earlier.items, *turn[0]), None  # its row is the first of its conversation
+            items, previous_id = (*earlier.items, *items), None  # its row is the first of its conversation
 
         async def store(reply: ReplyFacts, ending: Ending) -> None:
             if isinstance(ending, ContentPolicyViolation):
@@ -155,22 +159,45 @@ class ResponseMemory:
             response = writer.settle(reply, ending)
             if request.conversation_id and not await self._add(call, request, request.conversation_id, response):
                 response["conversation"], reply.dropped = None, (*reply.dropped, "conversation")
-            if writer.is_stored and not await self._put(call, turn, writer.response_id, response):
+            if writer.is_stored and not await self._put(
+                call, writer.response_id, previous_id, Turn(items, Raw(msgspec.json.encode(response)))
+            ):
                 response["store"], reply.dropped = False, (*reply.dropped, "store")
 
         return store
 
-    async def _put(
-        self, call: Call, asked: tuple[Items, str | None], response_id: str, response: dict[str, object]
-    ) -> bool:
-        """Store a response with the items that it was ``asked`` with, after another; whether it is there."""
-        items, previous_id = asked
+    def before_end_of_chat(self, call: Call, writer: ChatWriter) -> BeforeEnd | None:
+        """Return what stores a chat, ``None`` where nothing is stored here."""
+        asked = call.request
+        assert isinstance(asked, ChatRequest)
+        if not self.store.retention:
+            return None
+        kept = writer.kept = self._collector(asked) if call.streams else None
+
+        async def store(reply: ReplyFacts, ending: Ending) -> None:
+            if isinstance(ending, ContentPolicyViolation):
+                return
+            if isinstance(ending, tuple):
+                whole, usage = ending
+            else:
+                assert kept is not None
+                writer.kept = None
+                writer.keep(kept, ending)
+                whole, usage = kept.reply(), next(event.usage for event in ending if isinstance(event, UsageReport))
+            told = Raw(writer.whole(reply, whole, usage))
+            chat = StoredChat(Raw(msgspec.json.encode(asked.messages)), told, asked.metadata or {})
+            if not await self._put(call, writer.completion_id, None, chat):
+                reply.dropped = (*reply.dropped, "store")
+
+        return store
+
+    async def _put(self, call: Call, row_id: str, previous_id: str | None, turn: Turn | StoredChat) -> bool:
+        """Store a turn after another, or a chat; whether it is there."""
         team_id, now = call.caller.team.id, self._clock.monotonic()
         if now < self._away_until:
             return False
-        turn = Turn(items, Raw(msgspec.json.encode(response)))
         try:
-            stored = await self._within(STORE_WITHIN, self._put_if_room(team_id, response_id, previous_id, turn))
+            stored = await self._within(STORE_WITHIN, self._put_if_room(team_id, row_id, previous_id, turn))
         except Exception as exc:  # whatever it is: the answer is there, and paid
             if isinstance(exc, POSTGRES_AWAY):
                 self._away_until = self._clock.monotonic() + AWAY_FOR
@@ -200,10 +227,10 @@ class ResponseMemory:
         self.note_stored(team_id, await self._conversations.add(team_id, conversation_id, told))
         return True
 
-    async def _put_if_room(self, team_id: str, response_id: str, previous_id: str | None, turn: Turn) -> bool:
+    async def _put_if_room(self, team_id: str, row_id: str, previous_id: str | None, turn: Turn | StoredChat) -> bool:
         if not await self.has_room(team_id):
             return False
-        stored = await self.store.put(team_id, response_id, previous_id, turn)
+        stored = await self.store.put(team_id, row_id, previous_id, turn)
         self.note_stored(team_id, stored)
         return stored > 0
 

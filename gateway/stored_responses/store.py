@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Collection
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -18,7 +18,7 @@ from gateway.core.errors import StoredResponseUnreadable
 from gateway.overload.body_memory import BodyRoom
 from gateway.storage.database import Database
 from gateway.storage.encryption import Sealer, Unsealable
-from gateway.stored_responses.turns import LARGEST, Turn, seal, unseal
+from gateway.stored_responses.turns import LARGEST, StoredChat, Turn, seal, unseal
 from protocol.chat import MOST_MESSAGES
 from protocol.serving.off_loop import in_parallel
 
@@ -26,6 +26,7 @@ HEAVY = 256 * 1024  # bytes; longer turns are packed beside the event loop
 PURGED_AT_ONCE = 500  # rows in one transaction
 OF_A_CONVERSATION = 512  # bytes that one takes beside its items and its metadata
 
+T = TypeVar("T")
 Chain = list[tuple[str, Turn]]  # by their responses' ids, the oldest first
 
 log = structlog.get_logger(__name__)
@@ -42,9 +43,9 @@ class ResponseStore:
         self._room = room  # for long conversations, as for the bodies that they would else come in
 
     async def put(
-        self, team_id: str, response_id: str, previous_id: str | None, turn: Turn, *, is_open: bool = False
+        self, team_id: str, response_id: str, previous_id: str | None, turn: Turn | StoredChat, *, is_open: bool = False
     ) -> int:
-        """Store a turn; return the bytes that it takes, 0 where it makes its conversation too long to be stored."""
+        """Store a turn, or a chat; return its bytes, 0 where its conversation would be too long to be stored."""
         plain = msgspec.json.encode(turn)
         if len(plain) > LARGEST:
             return 0
@@ -67,15 +68,19 @@ class ResponseStore:
         """Return what a row has of a turn in JSON."""
         return await in_parallel(len(plain), HEAVY, partial(seal, self._sealer, team_id, response_id, plain))
 
+    def unsealed(self, team_id: str, row_id: str, sealed: bytes, kind: type[T]) -> T:
+        """Return what a row has, in JSON. Raises Unsealable, zlib.error or MsgspecError."""
+        return unseal(self._sealer, team_id, row_id, sealed, kind)
+
     async def find(self, team_id: str, response_ids: Collection[str]) -> dict[str, Turn]:
         """Return those of a team's turns that are there, by their responses' ids. Raises StoredResponseUnreadable."""
-        rows = await self._rows(FIND, team_id, ids=sorted(id_ for id_ in response_ids if can_be_id(id_)))
+        rows = await self._rows(FIND, team_id, ids=sorted(id_ for id_ in response_ids if is_response(id_)))
         return {row.id: (await self._opened(team_id, [row], row.conversation_bytes))[0] for row in rows}
 
     async def conversation(self, team_id: str, response_id: str) -> tuple[Chain, str | None]:
         """Return a turn and those before it; and the id of one that is missing among them, ``None`` if none is. Raises
         StoredResponseUnreadable."""
-        if not can_be_id(response_id):
+        if not is_response(response_id):
             return [], response_id
         asked = {"id": response_id, "most": MOST_MESSAGES}
         rows = await self._rows(CONVERSATION, team_id, **asked, longest=HEAVY)
@@ -105,7 +110,7 @@ class ResponseStore:
 
     def _turn_in(self, team_id: str, row: Any) -> Turn:
         try:
-            return unseal(self._sealer, team_id, row.id, row.sealed, Turn)
+            return self.unsealed(team_id, row.id, row.sealed, Turn)
         except (Unsealable, zlib.error, msgspec.MsgspecError) as exc:
             log.error("stored_response_unreadable", team_id=team_id, response_id=row.id, error=repr(exc))
             raise StoredResponseUnreadable(
@@ -116,6 +121,11 @@ class ResponseStore:
 def can_be_id(response_id: str) -> bool:
     """Whether Postgres can look for an id: a text of it has no NUL."""
     return "\x00" not in response_id
+
+
+def is_response(response_id: str) -> bool:
+    """Whether an id can be that of a stored response: a chat's row has another kind."""
+    return response_id.startswith("resp_") and can_be_id(response_id)
 
 
 async def purge_responses(database: Database, clock: Clock, retention: float) -> int:

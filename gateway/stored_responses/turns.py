@@ -69,6 +69,14 @@ class Turn(Struct, frozen=True):
         return msgspec.json.decode(self.response, type=_State).background
 
 
+class StoredChat(Struct, frozen=True):
+    """What a row of a chat holds."""
+
+    messages: Raw  # as they were asked
+    completion: Raw  # a ``chat.completion`` object
+    metadata: dict[str, str]
+
+
 class _Answered(Struct):
     output: tuple[Raw, ...]
 

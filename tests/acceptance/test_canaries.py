@@ -204,6 +204,7 @@ def say_everywhere(house: FaultHouse, client: httpx.Client) -> str:
             answer = client.post(f"/v1/audio/{kind}", data=said, files=recording, headers=more)
             assert answer.status_code == 200, answer.text
     kept = {"items": [{"role": "user", "content": SAID}], "metadata": {"of": SAID}}
+    assert client.post("/v1/chat/completions", json={**talk, "model": "able", "store": True}).status_code == 200
     made = client.post("/v1/conversations", json=kept).json()["id"]
     assert client.post(f"/v1/conversations/{made}/items", json={"items": kept["items"]}).status_code == 200
     assert client.post(f"/v1/conversations/{made}", json={"metadata": {"of": SAID}}).status_code == 200

@@ -225,7 +225,11 @@ def test_a_gateway_may_store_nothing(house: House, client: httpx.Client, tmp_pat
         answers = [other.post(URL, json=ASK | more) for more in ({}, {"store": True})]
         after = other.post(URL, json=ASK | {"previous_response_id": stored["id"]})
         read = other.get(f"{URL}/{stored['id']}")
+        chat = {"model": "small", "store": True, "messages": [{"role": "user", "content": "Hi"}]}
+        told = other.post("/v1/chat/completions", json=chat)
+        sought = other.get(f"/v1/chat/completions/{told.json()['id']}")
 
+    assert (told.headers[DROPPED], sought.status_code) == ("store", 404)
     assert [answer.json()["store"] for answer in answers] == [False, False]
     assert [answer.headers.get(DROPPED) for answer in answers] == [None, "store"]
     assert client.get(f"{URL}/{answers[0].json()['id']}").status_code == 404

@@ -308,12 +308,12 @@ def test_what_no_model_would_take_is_the_callers(message: Message) -> None:
 def test_what_changes_nothing_is_left_out_and_told() -> None:
     """Whatever this API lacks, by the caller's names."""
     marked = Message("user", (TextPart("Hi", cache_control=CacheControl("ephemeral")),), name="ann")
-    request = chat(marked, presence_penalty=1.0, user="u", store=True, verbosity="low", logit_bias={"1": 5.0})
+    request = chat(marked, presence_penalty=1.0, user="u", verbosity="low", logit_bias={"1": 5.0})
     built = GeminiFormat().build_request(asking(request, target=target("gemini-3-flash"), left_out=("x",)))
 
     check_body(built.body, "gemini-3-flash")
     assert {*built.dropped} == {
-        *("x", "presence_penalty", "user", "store", "verbosity", "logit_bias", "messages.name", "cache_control")
+        *("x", "presence_penalty", "user", "verbosity", "logit_bias", "messages.name", "cache_control")
     }
 
 

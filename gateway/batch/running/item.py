@@ -125,6 +125,7 @@ class ItemRunner(Struct, eq=False):
         if asked.goes_on:
             words = "A request of a batch cannot go on from stored or sealed items. Send those of the turns before."
             raise BadRequest(words, param="input")
+        is_stored = getattr(asked.native or asked.request, "store", None)  # which no line is
         call = Call(
             request_id=request_id,
             caller=caller,
@@ -134,7 +135,7 @@ class ItemRunner(Struct, eq=False):
             shown=asked.shown,
             routing=routing_options(self._recalibrations, caller, options, Tier.BATCH, extensions),
             priority=options.priority,
-            extra=asked.extra | ({"store": True} if getattr(asked.native, "store", None) else {}),  # no line is
+            extra=asked.extra | ({"store": True} if is_stored else {}),
             understood=extensions.understood,
             cache=options.cache or caller.cache,
             unread=asked.unread,

@@ -6,9 +6,11 @@ from __future__ import annotations
 from litestar import post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
+from msgspec.structs import replace
 
 from gateway.accounts.guards import team_guard
 from gateway.calls.call import Call
+from gateway.dialects.chat import ChatWriter
 from gateway.dialects.endpoint import ApiEndpoint, ReplyWriter
 from gateway.dialects.options import Options
 from gateway.dialects.table import ENDPOINTS
@@ -27,6 +29,8 @@ def route_of(endpoint: ApiEndpoint) -> HTTPRouteHandler:
         writer = endpoint.writer_of(call)
         if endpoint.has_memory:
             return _remembered(request, call, writer)
+        if getattr(call.request, "store", None):
+            return _stored(request, call, writer)
         return ReplyResponse(inference_of(request), call, writer)
 
     answer_call.__name__, answer_call.__doc__ = endpoint.operation, endpoint.description
@@ -40,6 +44,15 @@ def route_of(endpoint: ApiEndpoint) -> HTTPRouteHandler:
         is_direct=True,
     )
     return declare(answer_call)
+
+
+def _stored(request: AnyRequest, call: Call, writer: ReplyWriter) -> ASGIApp:
+    """Return what answers a chat that is to be stored; where none is, the answer tells so."""
+    assert isinstance(writer, ChatWriter)
+    before_end = part_of(request, ResponseMemory).before_end_of_chat(call, writer)
+    if before_end is None:
+        call = replace(call, extra={**call.extra, "store": True})
+    return ReplyResponse(inference_of(request), call, writer, before_end)
 
 
 def _remembered(request: AnyRequest, call: Call, writer: ReplyWriter) -> ASGIApp:

@@ -41,11 +41,7 @@ ENGINE_FIELDS = frozenset(
     {"top_k", "min_p", "stop_token_ids", "ignore_eos", "min_tokens", "repetition_penalty"}
     | {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"}
 )
-ENGINE_LACKS = (
-    "verbosity",
-    "prompt_cache_key",
-    "store",
-)  # fields of a chat that it takes and that change nothing there
+ENGINE_LACKS = ("verbosity", "prompt_cache_key")  # fields of a chat that it takes and that change nothing there
 
 MOST_DEADLINE = 2**31 - 1  # milliseconds that our own engine takes for one
 NEWER_LIMIT_SINCE = "2024-09-01"  # versions of Azure's API before this one refuse ``max_completion_tokens``, in words

@@ -68,7 +68,6 @@ def openais_wishes(request: ChatRequest) -> dict[str, bool]:
         "logit_bias": any((request.logit_bias or {}).values()),
         "verbosity": request.verbosity is not None,
         "prompt_cache_key": request.prompt_cache_key is not None,
-        "store": bool(request.store),
         "messages.name": any(message.name for message in request.messages if message.role != "tool"),
     }
 

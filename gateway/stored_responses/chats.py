@@ -1,0 +1,159 @@
+# Stored chats: chat completions that were asked with ``store: true``. They are rows beside stored responses, sealed,
+# kept and counted like them; what a list looks for stands in what is sealed.
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any, NoReturn
+
+import msgspec
+import structlog
+from msgspec import Struct
+from sqlalchemy import TextClause, text
+
+from gateway.core.clock import Clock
+from gateway.core.errors import StoredResponseUnreadable
+from gateway.storage.database import Database
+from gateway.storage.encryption import Unsealable
+from gateway.stored_responses.store import HEAVY, ResponseStore, can_be_id
+from gateway.stored_responses.turns import StoredChat
+from protocol.errors import NotFound, invalid_value
+from protocol.serving.off_loop import in_parallel
+
+READ_AT_ONCE = 4 * 1024 * 1024  # bytes of chats in JSON that a list has in hand, beside those that it tells
+MOST_TOLD = 16 * 1024 * 1024  # bytes of a page: it ends before it has as many as were asked for
+
+log = structlog.get_logger(__name__)
+
+
+class _Model(Struct):
+    model: str
+
+
+class ChatStore:
+    """The stored chats of all teams."""
+
+    def __init__(self, responses: ResponseStore, database: Database, clock: Clock) -> None:
+        self._responses = responses
+        self._database = database
+        self._clock = clock
+
+    async def find(self, team_id: str, chat_id: str) -> StoredChat:
+        """Return a chat of a team's. Raises NotFound, StoredResponseUnreadable."""
+        rows = await self._run(FIND, team_id, id=chat_id) if can_be_id(chat_id) else []
+        if not rows:
+            _refuse(chat_id)
+        return await in_parallel(rows[0].bytes, HEAVY, partial(self._opened, team_id, rows[0]))
+
+    async def update(self, team_id: str, chat_id: str, metadata: dict[str, str]) -> StoredChat:
+        """Give a chat other metadata. Raises NotFound, StoredResponseUnreadable."""
+        chat = msgspec.structs.replace(await self.find(team_id, chat_id), metadata=metadata)
+        sealed = await self._responses.sealed(team_id, chat_id, msgspec.json.encode(chat))
+        if not await self._run(UPDATE, team_id, id=chat_id, sealed=sealed):
+            _refuse(chat_id)
+        return chat
+
+    async def delete(self, team_id: str, chat_id: str) -> None:
+        """Delete a chat for ever. Raises NotFound."""
+        if not can_be_id(chat_id) or not await self._run(DELETE, team_id, id=chat_id):
+            _refuse(chat_id)
+
+    async def page(
+        self, team_id: str, takes: Callable[[StoredChat], bool], *, limit: int, after: str | None, is_rising: bool
+    ) -> tuple[list[StoredChat], bool]:
+        """Return the chats that a list ``takes``, the oldest first or the latest, and whether there are more. Raises
+        BadRequest, StoredResponseUnreadable."""
+        place: Any = None
+        if after is not None:
+            rows = await self._run(FIND, team_id, id=after) if can_be_id(after) else []
+            if not rows:
+                raise invalid_value("after", "is the id of a stored chat completion")
+            place = rows[0]
+        found, told = list[StoredChat](), 0
+        statement = PAGE_UP if is_rising else PAGE_DOWN
+        while rows := await self._run(
+            statement, team_id, at=place and place.created_at, id=place and place.id, most=READ_AT_ONCE
+        ):
+            read = partial(lambda rows: [self._opened(team_id, row) for row in rows], rows)
+            for row, chat in zip(rows, await in_parallel(sum(row.bytes for row in rows), HEAVY, read), strict=True):
+                if takes(chat):
+                    if len(found) == limit or (found and told + row.bytes > MOST_TOLD):
+                        return found, True
+                    found.append(chat)
+                    told += row.bytes
+            place = rows[-1]
+        return found, False
+
+    async def _run(self, statement: TextClause, team_id: str, **values: Any) -> list[Any]:
+        values |= {"team_id": team_id, "since": self._clock.moment() - timedelta(seconds=self._responses.retention)}
+        async with self._database.at_once() as connection:
+            return list((await connection.execute(statement, values)).all())
+
+    def _opened(self, team_id: str, row: Any) -> StoredChat:
+        try:
+            return self._responses.unsealed(team_id, row.id, row.sealed, StoredChat)
+        except (Unsealable, zlib.error, msgspec.MsgspecError) as exc:
+            log.error("stored_chat_unreadable", team_id=team_id, chat_id=row.id, error=repr(exc))
+            words = f"The stored chat completion '{row.id}' cannot be read any more. Delete it."
+            raise StoredResponseUnreadable(words) from exc
+
+
+def model_of(chat: StoredChat) -> str:
+    """Return the model that a chat was asked of."""
+    return msgspec.json.decode(chat.completion, type=_Model).model
+
+
+def told(chat: StoredChat) -> dict[str, Any]:
+    """Return a chat as its answer was told, with its metadata."""
+    completion: dict[str, Any] = msgspec.json.decode(chat.completion)
+    return completion | {"metadata": chat.metadata}
+
+
+def messages_of(chat_id: str, chat: StoredChat) -> list[dict[str, Any]]:
+    """Return what a chat was asked with, each message with an id; parts of content stand beside the text."""
+    messages = msgspec.json.decode(chat.messages, type=list[dict[str, Any]])
+    shown = []
+    for place, message in enumerate(messages):
+        content = message.get("content")
+        parts = content if isinstance(content, list) else None
+        words = None if isinstance(content, list) else content
+        shown.append({**message, "id": f"{chat_id}-{place}", "content": words, "content_parts": parts})
+    return shown
+
+
+def _refuse(chat_id: str) -> NoReturn:
+    raise NotFound(
+        f"Chat completion with id '{chat_id[:80]}' not found: it was not stored here ('store': true), is past its "
+        "time, was deleted or is another team's."
+    )
+
+
+OF_CHATS = "team_id = :team_id AND created_at > :since AND id LIKE 'chatcmpl-%'"
+FIND, UPDATE, DELETE = (
+    text(f"{verb} {more} WHERE id = :id AND {OF_CHATS} {end}")
+    for verb, more, end in (
+        ("SELECT id, sealed, created_at, conversation_bytes AS bytes FROM", "stored_responses", ""),
+        ("UPDATE stored_responses SET", "sealed = :sealed", "RETURNING 1"),
+        ("DELETE FROM", "stored_responses", "RETURNING 1"),
+    )
+)
+# Rows after a place, as many as have ``most`` bytes in JSON together, one at the least.
+PAGE_UP, PAGE_DOWN = (
+    text(f"""
+        SELECT id, sealed, created_at, bytes FROM (
+            SELECT id, sealed, created_at, conversation_bytes AS bytes,
+                   sum(conversation_bytes) OVER (ORDER BY created_at {order}, id {order}) - conversation_bytes AS before
+            FROM (
+                SELECT * FROM stored_responses
+                WHERE {OF_CHATS} AND (CAST(:at AS timestamptz) IS NULL
+                    OR (created_at, id) {beyond} (CAST(:at AS timestamptz), CAST(:id AS text)))
+                ORDER BY created_at {order}, id {order} LIMIT 200
+            ) AS next
+        ) AS summed
+        WHERE before = 0 OR before + bytes <= :most ORDER BY created_at {order}, id {order}
+    """)  # noqa: S608  (all of it is ours)
+    for beyond, order in ((">", "ASC"), ("<", "DESC"))
+)
