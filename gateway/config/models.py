@@ -16,6 +16,7 @@ from billing.core.money import NanoDollars
 from billing.core.pictures import AUTO, PicturePrice
 from billing.core.prices import UNIT_PRICES, Price, PriceStep, times
 from gateway.config.fields import Faults, Fields, Read, complain, is_empty, kind_of, meant, shown
+from gateway.config.presets import priced_at
 from gateway.config.readers import dollars, integer, list_of, number, one_of, section_of, text
 from gateway.config.tree import Fault, Items, Node, Section, join, merge
 from gateway.core.settings import PRICED_TIERS, ProviderSettings
@@ -200,8 +201,8 @@ def _listed(upstream: str, provider_name: str, provider: ProviderSettings | None
         return NoPrice("no price library knows our own engine")
     from gateway.model_facts.price_library import listed_model
 
-    endpoints = provider.endpoints if provider is not None else ()
-    return listed_model(upstream, provider=provider_name, base_url=endpoints[0].base_url if endpoints else "")
+    base_url = priced_at(provider) if provider is not None else ""
+    return listed_model(upstream, provider=provider_name, base_url=base_url)
 
 
 def _price(

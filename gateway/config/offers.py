@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from gateway.config.fields import Faults
 from gateway.config.models import read_model
+from gateway.config.presets import priced_at
 from gateway.config.tree import Fault, Node, Section, tree_of
 from gateway.core.settings import ProviderSettings
 from gateway.model_facts.listed_models import embeds, hears, is_offered, sees, speaks
@@ -51,7 +52,7 @@ def all_priced(provider: ProviderSettings) -> tuple[list[str], list[str]]:
         return [], []
     from gateway.model_facts.price_library import listed_names
 
-    priced, unpriced = listed_names(base_url=provider.endpoints[0].base_url, prefix=_prefix(provider))
+    priced, unpriced = listed_names(base_url=priced_at(provider), prefix=_prefix(provider))
     makers = MAKERS.get(provider.format)
 
     def may(model: str) -> bool:
@@ -63,11 +64,11 @@ def all_priced(provider: ProviderSettings) -> tuple[list[str], list[str]]:
 def _has_prices(provider: ProviderSettings) -> bool:
     from gateway.model_facts.price_library import knows_provider
 
-    return not provider.self_hosted and knows_provider(provider.endpoints[0].base_url)
+    return not provider.self_hosted and knows_provider(priced_at(provider))
 
 
 def _prefix(provider: ProviderSettings) -> str:
-    return PREFIXES.get(urlsplit(provider.endpoints[0].base_url).hostname or "", "")
+    return PREFIXES.get(urlsplit(priced_at(provider)).hostname or "", "")
 
 
 def _named(provider: ProviderSettings) -> Iterator[str]:

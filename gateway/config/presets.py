@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from gateway.config.fields import Faults, complain, is_empty, meant
 from gateway.config.tree import Fault, Items, Node, Scalar, Section, join, merge, tree_of
+from gateway.core.settings import ProviderSettings
 
 CREDENTIALS = ("api_keys", "oauth", "google_key_file", "token_file", "aws")
 
@@ -26,6 +27,15 @@ class Preset(Struct, frozen=True, kw_only=True):
     keys: tuple[str, ...] = ()  # environment variables, of which the first that is set has the key
     drop_fields: tuple[str, ...] = ()
     responses: str | None = None
+
+
+def priced_at(provider: ProviderSettings) -> str:
+    """Return the address by which the price library knows a provider: its own, or that of its row of the catalogue."""
+    from gateway.model_facts.price_library import knows_provider
+
+    own = provider.endpoints[0].base_url if provider.endpoints else ""
+    row = presets().get(provider.preset or "")
+    return own if row is None or knows_provider(own) else row.base_url
 
 
 @cache
@@ -56,7 +66,7 @@ def _completed(name: str, node: Node, env: Mapping[str, str], faults: Faults) ->
         complain(asked or node, faults, f"no provider of the catalogue; {meant(row, presets())}")
         row = "vllm"  # lets the check of a faulty file go on
     preset = presets()[row]
-    below = {"format": preset.format, "endpoints": [{"region": "global", "base_url": preset.base_url}]}
+    below = {"preset": row, "format": preset.format, "endpoints": [{"region": "global", "base_url": preset.base_url}]}
     below |= {"drop_fields": [*preset.drop_fields]} if preset.drop_fields else {}
     below |= {"responses": preset.responses} if preset.responses and "endpoints" not in said else {}
     tree = tree_of(below, node.path, node.line)

@@ -95,6 +95,7 @@ def read_provider(node: Node, faults: Faults, *, is_pool: bool = False) -> Provi
     usual = Timeouts(between_tokens=REPLICA_SILENT) if self_hosted and (is_pool or len(endpoints) > 1) else Timeouts()
     provider = ProviderSettings(
         name=name_of(node),
+        preset=fields.find("preset", text),
         format=wire,
         api_keys=fields.get("api_keys", secrets(0), nothing),
         team_keys=_team_keys(fields, is_possible=takes_team_keys),

@@ -186,6 +186,9 @@ class _Builder:
                 self.faults.append(
                     Fault(at, join(path, key), f"duplicate key, first on line {lines[key]}; keep one of the two")
                 )
+                again, first = self.build(value_node, join(path, key), at, depth + 1), entries[key]
+                if isinstance(first, Section) and isinstance(again, Section):  # what is wrong in either is told
+                    entries[key] = merge(first, again)
             else:
                 lines[key] = at
                 entries[key] = self.build(value_node, join(path, key), at, depth + 1)

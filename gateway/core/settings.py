@@ -128,6 +128,7 @@ class ProviderSettings(Unshown, Struct, frozen=True, kw_only=True):
     self_hosted: bool = False
     prefill: Prefill | None = None  # None: prompts are computed where replies are made
     optional: bool = False  # left out, with its models, while it has no key
+    preset: str | None = None  # the row of the catalogue that it goes by
     concurrency: int | None = None  # requests at one model of one endpoint at a time, of each process
     reserved: Mapping[str, float] = {}  # teams' parts of what each endpoint runs at once; others may borrow them
     timeouts: Timeouts = Timeouts()

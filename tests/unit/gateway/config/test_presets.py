@@ -22,6 +22,7 @@ redis_url: redis://h
 admin_keys: [tgadmin-4c1f09a27be85d63]
 key_pepper: 8b1d64f0c2a9735e1188
 """
+LLAMA = "llama-3.3-70b-versatile"
 KEYS = {name: f"sk-{name.lower()}" for row in presets().values() for name in row.keys}
 
 
@@ -48,6 +49,31 @@ def test_a_name_and_a_key_are_enough(tmp_path: Path) -> None:
     assert "store" in groq.drop_fields
     assert settings.providers["xai"].api_keys == ("sk-xai_api_key",)
     assert settings.models["groq/llama-3.3-70b-versatile"].price.input > 0
+
+
+def test_a_row_at_an_address_of_ones_own_has_its_prices(tmp_path: Path) -> None:
+    """Under the row's name or another: named models, all of them, and those of `models`; a row without any has none."""
+    at = 'endpoints: [{region: eu, base_url: "https://llm.corp.test/v1"}]'
+    text = f"providers: {{groq: {{}}, corp: {{preset: groq, api_keys: [k], models: [{LLAMA}], {at}}}}}\n"
+    settings = load(tmp_path, text + f"models: {{usual: {{provider: groq, upstream_model: {LLAMA}}}}}\n")
+    price = settings.models["usual"].price
+    under_its_name = load(tmp_path, f'providers: {{groq: {{models: "*", {at}}}}}\n').models[f"groq/{LLAMA}"]
+
+    assert settings.models[f"corp/{LLAMA}"].price == price == under_its_name.price
+    assert settings.models[f"corp/{LLAMA}"].provider == "corp"
+    [fault] = faults_of(tmp_path, f"providers: {{corp: {{preset: vllm, models: [{LLAMA}], {at}}}}}\n")
+    assert "no prices are known of this provider" in fault[2]
+
+
+def test_what_is_wrong_in_a_section_that_stands_twice_is_told_of_both(tmp_path: Path) -> None:
+    """At once, beside the duplicate key."""
+    found = faults_of(tmp_path, "providers: {groq: {models: [none-such]}}\nproviders: {xai: {models: [neither]}}\n")
+
+    assert [fault[:2] for fault in found] == [
+        (5, "models.groq/none-such.price"),
+        (6, "models.xai/neither.price"),
+        (6, "providers"),
+    ]
 
 
 def test_a_missing_key_is_named_by_its_variable(tmp_path: Path) -> None:
