@@ -107,6 +107,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-invariant", action="store_true", help="the same bits whatever else is in the batch; slower")
     add("--tensor-parallel-size", metavar="N", help="devices that compute each layer together")
     add("--pipeline-parallel-size", metavar="N", help="stages of so many layers each, on others")
+    shares_out = "each of the former has some of a mixture's experts, rather than a part of all"
+    add("--enable-expert-parallel", action="store_true", help=shares_out)
     add("--max-num-batched-tokens", metavar="N", help="tokens a step")
     add("--max-num-seqs", metavar="N", help="replies that run at once")
     add("--max-batch-tier-tokens", type=int, metavar="N", help="of them for batch work; all if not given")

@@ -47,7 +47,7 @@ def load_part(
     if ranks is None:
         return load_model(part, weights, max_model_len)
     if shares_layers:
-        weights = shard(weights, part, ranks.place, ranks.width)
+        weights = shard(weights, part, ranks.place, ranks.width, by_expert=config.device.enable_expert_parallel)
     receive = ranks.receive if part.layers_before else None
     send = ranks.send if part.layers_after else None
     return replace(load_model(part, weights, max_model_len), receive=receive, send=send)

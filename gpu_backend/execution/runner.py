@@ -70,7 +70,9 @@ class Runner(StepRunner):
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, ranks: Ranks | None = None) -> None:
         """Load it; of several ranks the first starts the others, which come with ``ranks``."""
-        cut = config_of_rank(model_config, config.device.tensor_parallel_size)
+        cut = config_of_rank(
+            model_config, config.device.tensor_parallel_size, by_expert=config.device.enable_expert_parallel
+        )
         stage_of(cut, 0, config.device.pipeline_parallel_size)  # refused here, not in all ranks
         if ranks is None and config.device.num_ranks > 1:
             from gpu_backend.execution.ranks import start_ranks

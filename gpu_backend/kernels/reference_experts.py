@@ -61,6 +61,7 @@ def mix_experts(
     clamp: tuple[float, float] | None = None,
     batch_invariant: bool = False,
     zeros: tuple[Tensor, Tensor] | None = None,
+    first: int | None = None,
 ) -> Tensor:
     """Return the sum of each token's gated MLPs, each times its share; x (tokens, hidden).
 
@@ -69,7 +70,8 @@ def mix_experts(
     ``models.quantization.pack_int4``'s form always has, ``zeros`` as in ``reference.quantized_linear``; or packed as
     ``layout.mxfp4`` has them, with its exponents. ``biases`` (experts, outputs) are added to both products;
     ``clamp`` is what ``clamped_swiglu`` takes. ``shares`` and ``experts`` are ``choose_experts``'. The CPU is given one
-    token at a time where a row's sum must be the same to the bit (``batch_invariant``).
+    token at a time where a row's sum must be the same to the bit (``batch_invariant``). The weights may be of some
+    experts alone, from number ``first`` on; then others add nothing.
     """
     of_inner, of_out = scales or (None, None)
     to_inner, to_out = biases or (None, None)
@@ -80,11 +82,15 @@ def mix_experts(
         gated = silu_and_mul(both) if clamp is None else clamped_swiglu(both, *clamp)
         return _product(gated, down, of_out, to_out, from_out, expert)
 
-    pairs = experts.flatten().argsort(stable=True)
-    counts = torch.bincount(experts.flatten(), minlength=len(gate_up)).tolist()
+    owners = experts.flatten() - (first or 0)
+    if first is not None:
+        owners = owners.where((owners >= 0) & (owners < len(gate_up)), len(gate_up))
+    pairs = owners.argsort(stable=True)
+    *counts, others = torch.bincount(owners, minlength=len(gate_up) + 1).tolist()
+    pairs = pairs[: len(pairs) - others]
     outs = [mlp(rows, expert) for expert, rows in enumerate(x[pairs % len(x)].split(counts)) if len(rows)]
-    parts = torch.empty(len(pairs), x.shape[1])
-    parts[pairs] = torch.cat(outs).float() * shares.flatten()[pairs, None]
+    parts = torch.zeros(len(owners), x.shape[1])
+    parts[pairs] = torch.cat([x[:0], *outs]).float() * shares.flatten()[pairs, None]
     return parts.view(*experts.shape, -1).sum(0).to(x.dtype)
 
 

@@ -1,6 +1,6 @@
 # Mixtures of experts: in the place of one MLP many small ones, of which a router chooses a few for each token (Shazeer
 # et al. 2017; Mixtral, Jiang et al. 2024). Across tensor-parallel ranks each expert is cut as an MLP is, by its inner
-# width; ranks with experts of their own (expert parallelism) there are not.
+# width, or each rank has some of the experts: then it leaves other ranks' out, and the sum over ranks has all.
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.layers import Mlp
 from gpu_backend.models.linear import load_linear
 from gpu_backend.models.quantization import Linear
-from gpu_backend.models.weights import WeightSource
+from gpu_backend.models.weights import Rows, WeightSource
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A router and the experts that it chooses among, all of a layer's stacked."""
+    """A router and the experts that it chooses among, all of a layer's stacked, or a rank's."""
 
     router: Tensor  # (experts, hidden); float32 where shares are sigmoids, or attention is over latent vectors
     gate_up: Tensor  # (experts, 2 · inner, hidden)
@@ -33,6 +33,7 @@ class Experts:
     per_token: int
     is_normalised: bool
     batch_invariant: bool
+    first: int | None = None  # the first of a rank's experts, by the router's numbers; None: all are there
     bias: Tensor | None = None  # (experts,) float32: shares are sigmoids, chosen by their sum with it
     factor: float = 1.0  # of all shares
     groups: tuple[int, int] = (1, 1)  # that experts lie in, and of how many of them a token's are chosen
@@ -66,6 +67,7 @@ class Experts:
             self.clamp,
             batch_invariant=self.batch_invariant,
             zeros=self.zeros,
+            first=self.first,
         )
         if self.scales_inputs:
             mixed = mixed.view(self.per_token, *normed.shape).sum(0)
@@ -85,14 +87,14 @@ def load_experts(config: ModelConfig, weights: WeightSource, prefix: str) -> Exp
     if shape.clamp is not None:
         return _load_clamped(config, shape, weights, prefix)
     _check_format(weights)
-    pair = _load_pair(weights, f"{prefix}.experts.0", hidden, shape.intermediate_size)
-    stacks = [_stack_of(product, shape.number) for product in pair]
+    held = weights.own_experts(shape.number)
+    stacks: list[tuple[Tensor, Tensor | None]] = []
     zeros: list[list[Tensor | None]] = [[], []]
-    for number in range(shape.number):
-        if number:
-            pair = _load_pair(weights, f"{prefix}.experts.{number}", hidden, shape.intermediate_size)
+    for place, number in enumerate(held):
+        pair = _load_pair(weights, f"{prefix}.experts.{number}", hidden, shape.intermediate_size)
+        stacks = stacks or [_stack_of(product, len(held)) for product in pair]
         for stack, from_, product in zip(stacks, zeros, pair, strict=True):
-            _put(stack, number, product)
+            _put(stack, place, product)
             from_.append(product.zeros)
     (gate_up, of_inner), (down, of_out) = stacks
     router, gate = weights.get(f"{prefix}.gate.weight", shape.number, hidden), f"{prefix}.shared_expert_gate.weight"
@@ -107,6 +109,7 @@ def load_experts(config: ModelConfig, weights: WeightSource, prefix: str) -> Exp
         is_normalised=shape.is_normalised,
         batch_invariant=weights.linear.batch_invariant,
         bias=weights.get_scales(f"{prefix}.gate.e_score_correction_bias", shape.number) if shape.is_sigmoid else None,
+        first=_first(held, shape),
         factor=shape.factor,
         scales_inputs=shape.scales_inputs,
         groups=(shape.groups, shape.most_groups),
@@ -118,7 +121,8 @@ def load_experts(config: ModelConfig, weights: WeightSource, prefix: str) -> Exp
 def _load_clamped(config: ModelConfig, shape: ExpertsConfig, weights: WeightSource, prefix: str) -> Experts:
     """Load a GPT-OSS' experts: all in a tensor, their inputs before their outputs, gate and up taking turns, with
     biases; or in mxfp4, outputs before inputs."""
-    number, hidden, inner = shape.number, config.hidden_size, shape.intermediate_size
+    held, hidden, inner = weights.own_experts(shape.number), config.hidden_size, shape.intermediate_size
+    number, rows = len(held), Rows(held.start, shape.number)
     if weights.linear.quantization is not None:
         raise UnsupportedModel(
             f"a GPT-OSS' experts cannot be rounded to {weights.linear.quantization}; they are served in mxfp4, as "
@@ -129,33 +133,39 @@ def _load_clamped(config: ModelConfig, shape: ExpertsConfig, weights: WeightSour
     kept, scales, biases = {}, {}, {}
     for which, (name, outputs, inputs) in named.items():
         arrange = _gate_above_up if which == "gate_up" else Tensor.contiguous
-        biases[which] = torch.stack([arrange(bias) for bias in weights.get(f"{name}_bias", number, outputs)])
+        biases[which] = torch.stack([arrange(bias) for bias in weights.get(f"{name}_bias", number, outputs, rows=rows)])
         if weights.packed is None:
-            stored = weights.get(name, number, inputs, outputs)
+            stored = weights.get(name, number, inputs, outputs, rows=rows)
             kept[which] = stored.new_empty(number, outputs, inputs)
             for own, one in zip(kept[which], stored, strict=True):
                 own.copy_(arrange(one.t()))
             continue
         if inputs % BLOCK:
             raise UnsupportedModel(f"{name} has {inputs} inputs, which mxfp4's blocks of {BLOCK} do not divide")
-        blocks = weights.get_stored(f"{name}_blocks", torch.uint8, number, outputs, inputs // BLOCK, BLOCK // 2)
-        exponents = weights.get_stored(f"{name}_scales", torch.uint8, number, outputs, inputs // BLOCK)
+        sizes = (number, outputs, inputs // BLOCK)
+        blocks = weights.get_stored(f"{name}_blocks", torch.uint8, *sizes, BLOCK // 2, rows=rows)
+        exponents = weights.get_stored(f"{name}_scales", torch.uint8, *sizes, rows=rows)
         kept[which] = blocks.new_empty(number, outputs, inputs // 2)
         for own, one in zip(kept[which], blocks, strict=True):
             own.copy_(pair_halves(arrange(one)))
         scales[which] = torch.stack([arrange(some) for some in exponents])
     return Experts(
-        router=weights.get(f"{prefix}.gate.weight", number, hidden),
+        router=weights.get(f"{prefix}.gate.weight", shape.number, hidden),
         gate_up=kept["gate_up"],
         down=kept["down"],
         scales=(scales["gate_up"], scales["down"]) if scales else None,
         per_token=shape.per_token,
         is_normalised=shape.is_normalised,
         batch_invariant=weights.linear.batch_invariant,
-        router_bias=weights.get(f"{prefix}.gate.bias", number),
+        first=_first(held, shape),
+        router_bias=weights.get(f"{prefix}.gate.bias", shape.number),
         biases=(biases["gate_up"], biases["down"]),
         clamp=shape.clamp,
     )
+
+
+def _first(held: range, shape: ExpertsConfig) -> int | None:
+    return held.start if len(held) < shape.number else None
 
 
 def _gate_above_up(rows: Tensor) -> Tensor:

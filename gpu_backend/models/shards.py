@@ -1,6 +1,7 @@
 # A model cut across ranks. In a stage each has some of the heads and some of the MLP's width (Shoeybi et al. 2019,
 # Megatron-LM): products that widen are cut by outputs, those that narrow by inputs, and the sum over ranks of the
-# latter is the layer's. A pipeline's stages have some of the layers each (Huang et al. 2019, GPipe).
+# latter is the layer's. A mixture's experts are cut so, or each rank has some of them, whole (GShard, Lepikhin et al.
+# 2020); the sum is the same. A pipeline's stages have some of the layers each (Huang et al. 2019, GPipe).
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from gpu_backend.models.config.architectures import ARCHITECTURES
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.config.packed_format import MXFP4_GROUP
-from gpu_backend.models.weights import WeightSource
+from gpu_backend.models.weights import Rows, WeightSource
 
 WIDENING = ("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj")
 NARROWING = ("o_proj", "down_proj")
@@ -36,20 +37,26 @@ BY_GROUP_BEHIND = ("weight_scale", "weight_zero_point")  # of compressed ones: a
 OF_INPUTS = ("g_idx", "weight_g_idx")  # which group each is of
 
 
-def config_of_rank(model: ModelConfig, ranks: int) -> ModelConfig:
-    """Return the shape of one rank's part of every layer. Raises ``UnsupportedModel`` where it does not divide."""
+def config_of_rank(model: ModelConfig, ranks: int, by_expert: bool = False) -> ModelConfig:
+    """Return the shape of one rank's part of every layer; ``by_expert``: of mixtures it has whole experts.
+
+    Raises ``UnsupportedModel`` where it does not divide.
+    """
     if ranks == 1:
         return model
     heads = "num_kv_heads" if model.latent is None else "num_heads"  # every rank has all latent vectors
     sizes = {name: getattr(model, name) for name in (heads, "intermediate_size")}
     experts = model.experts
     if experts is not None:
-        sizes |= {
-            "the experts' intermediate_size": experts.intermediate_size,
-            "the shared expert's": experts.shared_size,
-        }
-        inner, shared = experts.intermediate_size // ranks, experts.shared_size // ranks
+        inner, shared = experts.intermediate_size, experts.shared_size // ranks
+        if by_expert:
+            sizes["the number of experts"] = experts.number
+        else:
+            sizes["the experts' intermediate_size"], inner = inner, inner // ranks
+        sizes["the shared expert's"] = experts.shared_size
         experts = replace(experts, intermediate_size=inner, shared_size=shared)
+    elif by_expert:
+        raise UnsupportedModel("enable_expert_parallel is set, but this model has no mixture of experts; leave it out")
     for name, size in sizes.items():
         if size % ranks:
             raise UnsupportedModel(f"{name} is {size}, which {ranks} ranks do not divide")
@@ -88,34 +95,52 @@ def stage_of(model: ModelConfig, stage: int, stages: int) -> ModelConfig:
     )
 
 
-def shard(source: WeightSource, model: ModelConfig, rank: int, ranks: int) -> ShardedWeights:
+def shard(source: WeightSource, model: ModelConfig, rank: int, ranks: int, by_expert: bool = False) -> ShardedWeights:
     """Return one rank's part of a model's tensors; a norm of all heads is cut with them."""
     cuts_norms = ARCHITECTURES[model.architecture].qk_norm == "width"
-    return ShardedWeights(source, rank, ranks, (*WIDENING, "q_norm", "k_norm") if cuts_norms else WIDENING)
+    widening = (*WIDENING, "q_norm", "k_norm") if cuts_norms else WIDENING
+    return ShardedWeights(source, rank, ranks, widening, by_expert)
 
 
 class ShardedWeights(WeightSource):
     """One rank's part of the tensors of ``source``, asked for by the shapes of ``config_of_rank``."""
 
-    def __init__(self, source: WeightSource, rank: int, ranks: int, widening: tuple[str, ...] = WIDENING) -> None:
+    def __init__(
+        self,
+        source: WeightSource,
+        rank: int,
+        ranks: int,
+        widening: tuple[str, ...] = WIDENING,
+        by_expert: bool = False,
+    ) -> None:
         self.linear = source.linear
         self.packed = source.packed
         self._source = source
         self._widening = widening
         self._rank = rank
         self._ranks = ranks
+        self._by_expert = by_expert
 
-    def get(self, name: str, *shape: int) -> Tensor:
+    def own_experts(self, number: int) -> range:
+        """Return the rank's experts: a part of them, or all, where it has a part of each."""
+        own = number // self._ranks
+        return range(self._rank * own, (self._rank + 1) * own) if self._by_expert else range(number)
+
+    def get(self, name: str, *shape: int, rows: Rows | None = None) -> Tensor:
         """Return the part, or what all ranks have alike. Raises ``UnsupportedModel``."""
         module, kind = name.split(".")[-2:]
+        if rows is not None and self._by_expert:
+            return self._source.get(name, *shape, rows=rows)
         if module in (*NARROWING, "experts") and kind in ADDED_ONCE:
             whole = self._source.get(name, *shape)
             return whole if self._rank == 0 else torch.zeros_like(whole)
         return self._part(self._source.get, self._dim(name), name, shape)
 
-    def get_stored(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+    def get_stored(self, name: str, dtype: torch.dtype, *shape: int, rows: Rows | None = None) -> Tensor:
         """Return the part of a tensor of packed or rounded numbers. Raises ``UnsupportedModel``."""
         dim = self._dim(name)
+        if rows is not None and self._by_expert:
+            return self._source.get_stored(name, dtype, *shape, rows=rows)
         part = self._part(lambda name, *full: self._source.get_stored(name, dtype, *full), dim, name, shape)
         if dim is None or not name.endswith(OF_INPUTS) or self._has_one_group:
             return part
@@ -144,6 +169,8 @@ class ShardedWeights(WeightSource):
     def _dim(self, name: str) -> int | None:
         """Return along which dimension a tensor is cut; None: every rank has all of it."""
         module, kind = name.split(".")[-2:]
+        if self._by_expert and ".experts." in name:
+            return None
         if module == "experts":
             return STACKED[kind]
         if module in self._widening or kind == "sinks":

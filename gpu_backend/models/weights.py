@@ -42,6 +42,14 @@ class LinearOptions:
         return self.quantization in SMOOTHED and not self.keeps_outliers
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which of a tensor's rows are read: so many from one on, of all that it has."""
+
+    first: int
+    of: int
+
+
 class WeightSource(ABC):
     """Gives a model its tensors, and says what is to become of those of matrix products."""
 
@@ -49,12 +57,12 @@ class WeightSource(ABC):
     packed: PackedFormat | None = None  # None: every matrix is there as it is
 
     @abstractmethod
-    def get(self, name: str, *shape: int) -> Tensor:
-        """Return the tensor of that name and shape. Raises ``UnsupportedModel``."""
+    def get(self, name: str, *shape: int, rows: Rows | None = None) -> Tensor:
+        """Return the tensor of that name and shape, or some rows of it. Raises ``UnsupportedModel``."""
 
-    def get_stored(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
-        """Return the tensor of that name, shape and type, as it is kept: packed or rounded numbers. Raises
-        ``UnsupportedModel``."""
+    def get_stored(self, name: str, dtype: torch.dtype, *shape: int, rows: Rows | None = None) -> Tensor:
+        """Return the tensor of that name, shape and type, or some rows of it, as it is kept: packed or rounded numbers.
+        Raises ``UnsupportedModel``."""
         raise UnsupportedModel(f"these weights have no {name} of {dtype}")
 
     def get_scales(self, name: str, *shape: int) -> Tensor:
@@ -72,6 +80,10 @@ class WeightSource(ABC):
     def is_packed(self, name: str) -> bool:
         """Whether the matrix of that name, of a module, is there packed, or rounded."""
         return False
+
+    def own_experts(self, number: int) -> range:
+        """Return which of a mixture's experts are to be loaded: all, where no other rank has some."""
+        return range(number)
 
 
 class Checkpoint(WeightSource):
@@ -104,16 +116,16 @@ class Checkpoint(WeightSource):
                 self._file_of[name], self._stored[name] = shard, stored
         self._unread |= self._file_of.keys()
 
-    def get(self, name: str, *shape: int) -> Tensor:
+    def get(self, name: str, *shape: int, rows: Rows | None = None) -> Tensor:
         """Return the tensor of that name and shape, on the device. Raises ``UnsupportedModel``."""
-        tensor = self._read(name, shape)
+        tensor = self._read(name, shape, rows)
         if not tensor.is_floating_point() or tensor.itemsize == 1:
             raise UnsupportedModel(f"tensor {name} is of {tensor.dtype}; float32, float16 or bfloat16 is needed")
         return tensor.to(self._device, self._dtype)
 
-    def get_stored(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+    def get_stored(self, name: str, dtype: torch.dtype, *shape: int, rows: Rows | None = None) -> Tensor:
         """Return the tensor of that name, shape and type, on the device. Raises ``UnsupportedModel``."""
-        tensor = self._read(name, shape)
+        tensor = self._read(name, shape, rows)
         if tensor.dtype != dtype:
             needed = "int32 is needed" if dtype == torch.int32 else f"config.json calls for {dtype}"
             raise UnsupportedModel(f"tensor {name} is of {tensor.dtype}; {needed}")
@@ -146,7 +158,7 @@ class Checkpoint(WeightSource):
             return found is not None
         return self._file_of[found].get_slice(self._stored[found]).get_dtype() in EIGHT_BITS
 
-    def _read(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+    def _read(self, name: str, shape: tuple[int, ...] | None, rows: Rows | None = None) -> Tensor:
         if name not in self._file_of and shape:
             if (fused := fused_name(name)) in self._file_of:
                 return self._read_rows(name, fused, shape)
@@ -159,11 +171,16 @@ class Checkpoint(WeightSource):
             raise UnsupportedModel(f"the checkpoint has no tensor {name}{of_shape}{hint}")
         self._unread.discard(name)
         try:
-            tensor = self._file_of[name].get_tensor(self._stored[name])
+            whole = self._file_of[name].get_slice(self._stored[name])
+            found, called_for = tuple(whole.get_shape()), shape if rows is None or not shape else (rows.of, *shape[1:])
+            if called_for is not None and found != called_for:
+                raise UnsupportedModel(f"tensor {name} has shape {found}; config.json calls for {called_for}")
+            if rows is not None and shape:
+                tensor = whole[rows.first : rows.first + shape[0]]
+            else:
+                tensor = self._file_of[name].get_tensor(self._stored[name])
         except SafetensorError as error:
             raise UnsupportedModel(f"tensor {name} cannot be read from its shard: {error}") from error
-        if shape is not None and tuple(tensor.shape) != shape:
-            raise UnsupportedModel(f"tensor {name} has shape {tuple(tensor.shape)}; config.json calls for {shape}")
         assert isinstance(tensor, Tensor)
         return tensor
 
@@ -225,11 +242,15 @@ class MultipliedWeights(WeightSource):
         self._source = source
         self._factors = factors
 
-    def get(self, name: str, *shape: int) -> Tensor:
+    def get(self, name: str, *shape: int, rows: Rows | None = None) -> Tensor:
         """Return the tensor, multiplied and rounded once. Raises ``UnsupportedModel``."""
-        tensor = self._source.get(name, *shape)
+        tensor = self._source.get(name, *shape, rows=rows)
         factor = self._factors.get(name.split(".")[-2], 1.0)
         return tensor if factor == 1.0 else (tensor.float() * factor).to(tensor.dtype)
+
+    def own_experts(self, number: int) -> range:
+        """Return which of a mixture's experts are to be loaded."""
+        return self._source.own_experts(number)
 
 
 class RandomWeights(WeightSource):
@@ -243,7 +264,7 @@ class RandomWeights(WeightSource):
         self._dtype = dtype
         self._generator = torch.Generator(device).manual_seed(seed)
 
-    def get(self, name: str, *shape: int) -> Tensor:
+    def get(self, name: str, *shape: int, rows: Rows | None = None) -> Tensor:
         """Return ones for a norm, zeros for a bias, else small normal numbers, as models start their training."""
         if name.endswith("norm.weight"):
             return torch.ones(shape, device=self._device, dtype=self._dtype)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -38,6 +39,7 @@ class Layout:
     precision: str
     device: Device
     ranks: int
+    by_expert: bool  # whether each of them has some of the experts, not a part of all
     stages: int
 
     @property
@@ -111,25 +113,24 @@ def _row(name: str, layout: Layout | None) -> str:
     if layout is None:
         return f"| {name} | more than {MOST_CARDS} cards in every format | | | | | | |"
     cards = f"{layout.ranks * layout.stages}" + (f" ({layout.ranks} × {layout.stages})" if layout.stages > 1 else "")
+    cards += " by expert" if layout.by_expert else ""
     rates = (*(layout.decoded(count) for count in DECODES), layout.prefilled())
     figures = " | ".join("–" if rate is None else f"{rate:,.0f}" for rate in rates)
     precision = "mxfp4" if layout.config.has_sinks and layout.precision == "int4" else layout.precision
     return f"| {name} | {precision} | {cards} | {layout.tokens // SEQUENCE:,} | {figures} |"
 
 
-def _split(config: ModelConfig, precision: str, cards: int) -> tuple[int, int]:
-    """Return how many ranks of so many cards divide the model, and the stages that make use of the rest."""
+def _split(config: ModelConfig, precision: str, cards: int) -> tuple[int, bool, int]:
+    """Return how many ranks of so many cards divide the model, whether by expert, and stages that use the rest."""
     packed = config.packed if config.has_sinks else GROUPED
-    stored = replace(config, packed=packed if precision == "int4" else None)
-    ranks = cards
+    stored, ranks = replace(config, packed=packed if precision == "int4" else None), cards
     while ranks > 1:
-        try:
-            config_of_rank(stored, ranks)
-        except UnsupportedModel:
-            ranks //= 2
-        else:
-            break
-    return ranks, cards // ranks
+        for by_expert in (False,) if config.experts is None else (False, True):
+            with contextlib.suppress(UnsupportedModel):
+                config_of_rank(stored, ranks, by_expert)
+                return ranks, by_expert, cards // ranks
+        ranks //= 2
+    return 1, False, cards
 
 
 def _mean(values: list[int]) -> float:

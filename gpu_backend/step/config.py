@@ -59,6 +59,7 @@ class DeviceConfig:
     batch_invariant: bool = False  # bit-identical replies whatever else is in the batch
     tensor_parallel_size: int = 1  # processes that compute each layer together, each on a device of its own
     pipeline_parallel_size: int = 1  # stages that have some of the layers each: so many times as many processes
+    enable_expert_parallel: bool = False  # of a mixture's experts each of these has some, rather than a part of all
     num_threads: int | None = None  # of torch on the CPU; None: torch's own choice
     cuda_graphs: bool | None = None  # replay decodes from graphs; None: on a GPU
 
@@ -66,6 +67,11 @@ class DeviceConfig:
         _one_of("device", self.device, DEVICES)
         _one_of("dtype", self.dtype, DTYPES)
         _counts(self, "tensor_parallel_size", "pipeline_parallel_size", "num_threads")
+        if self.enable_expert_parallel and self.tensor_parallel_size == 1:
+            raise ValueError(
+                "enable_expert_parallel shares a mixture's experts out among ranks, but tensor_parallel_size is 1; "
+                "raise it, or leave enable_expert_parallel out"
+            )
 
     @property
     def num_ranks(self) -> int:

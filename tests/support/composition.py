@@ -62,6 +62,7 @@ ENGINE_FEATURES = {
     "graphs": "--cuda-graphs: decodes are replayed",
     "kv transfer": "--kv-transfer-address: blocks come from other engines, and are held for them",
     "tensor parallel": "--tensor-parallel-size: several processes have a part of each layer",
+    "expert parallel": "--enable-expert-parallel: of a mixture's experts each of these has some",
     "pipeline parallel": "--pipeline-parallel-size: several processes have some of the layers",
 }
 # Every pair of features gives the tokens that a reply has alone in a plain engine, but for these, which exclude each

@@ -73,20 +73,23 @@ def mix_experts(
     clamp: tuple[float, float] | None = None,
     batch_invariant: bool = False,
     zeros: tuple[Tensor, Tensor] | None = None,
+    first: int | None = None,
 ) -> Tensor:
-    """Return the sum of each token's gated MLPs, each times its share; shapes as ``reference_experts`` says.
+    """Return the sum of each token's gated MLPs, each times its share; shapes, and ``first``, as ``reference_experts``
+    says.
 
     ``batch_invariant`` makes each row's sum the same to the bit however many rows there are.
     """
     (count, tokens), (all_experts, hidden, _), width = experts.shape, down.shape, gate_up.shape[1] // 2
     shape = experts_shape(count * tokens, all_experts, batch_invariant)
-    blocks = sort_pairs(experts, all_experts, shape.rows)
+    blocks = sort_pairs(experts, all_experts, shape.rows, first or 0)
     of_inner, of_out = scales or (None, None)
     to_inner, to_out = biases or (None, None)
     from_inner, from_out = zeros or (None, None)
     inner = torch.empty((count * tokens, width), dtype=x.dtype, device=x.device)
     _multiply(x, gate_up, of_inner, from_inner, to_inner, None, clamp, inner, blocks, tokens, shape)
-    parts = torch.empty((count, tokens, hidden), dtype=x.dtype, device=x.device)
+    begin = torch.empty if first is None else torch.zeros  # to which other ranks' experts add nothing
+    parts = begin((count, tokens, hidden), dtype=x.dtype, device=x.device)
     _multiply(inner, down, of_out, from_out, to_out, shares, None, parts, blocks, tokens, shape)
     out = torch.empty_like(x)
     sum_kernel[(tokens, triton.cdiv(hidden, 1024))](
@@ -109,20 +112,22 @@ class Blocks:
     owners: Tensor  # (number,) int32: each block's expert
     counts: Tensor  # (experts + 1,) int32: pairs of each expert, and the blocks that there are of these
     number: int  # of blocks at most
+    first: int = 0  # the expert of which owners are counted, where
     is_sorted: bool = True  # False: each pair is a block by itself, and there is but ``owners``
 
 
-def sort_pairs(experts: Tensor, all_experts: int, rows: int) -> Blocks:
-    """Sort pairs by their experts (count, tokens) into blocks of ``rows``."""
+def sort_pairs(experts: Tensor, all_experts: int, rows: int, first: int = 0) -> Blocks:
+    """Sort pairs by their experts (count, tokens) into blocks of ``rows``; those of no expert from ``first`` on, of as
+    many, are in none."""
     pairs = experts.numel()
     if pairs <= MOST_PAIRS[0] * all_experts:
-        return Blocks(experts, experts, experts, pairs, is_sorted=False)
+        return Blocks(experts, experts, experts, pairs, first, is_sorted=False)
     number = most_blocks(pairs, all_experts, rows)
     order, owners, counts = (experts.new_empty(size) for size in (number * rows, number, all_experts + 1))
     blocks = Blocks(order, owners, counts, number)
-    count_pairs_kernel[(all_experts,)](experts, blocks.counts, pairs, AT_ONCE=PAIRS_AT_ONCE, num_warps=4)
+    count_pairs_kernel[(all_experts,)](experts, blocks.counts, pairs, first, AT_ONCE=PAIRS_AT_ONCE, num_warps=4)
     place_pairs_kernel[(all_experts,)](
-        experts, blocks.counts, blocks.order, blocks.owners, pairs, EXPERTS=all_experts,
+        experts, blocks.counts, blocks.order, blocks.owners, pairs, first, EXPERTS=all_experts,
         EXPERTS_PADDED=triton.next_power_of_2(all_experts), ROWS=rows, AT_ONCE=PAIRS_AT_ONCE, num_warps=4,
     )  # fmt: skip
     return blocks
@@ -151,7 +156,7 @@ def _multiply(
         x, weight, weight if scales is None else scales, weight if zeros is None else zeros,
         x if bias is None else bias,
         x if shares is None else shares, out,
-        blocks.order, blocks.owners, blocks.counts,
+        blocks.order, blocks.owners, blocks.counts, blocks.first,
         tokens, shares.numel() if shares is not None else len(out), outputs, inputs, x.stride(0), alpha, limit,
         EXPERTS=weight.shape[0], ROWS=shape.rows, COLUMNS=shape.columns,
         DEPTH=group if halved else depth_of(shape, x.itemsize, packed, group), GROUP=group, HALVED=halved,
@@ -221,36 +226,36 @@ def _in_best_groups(
     return tl.reshape(tl.where(is_kept[:, None], grouped, float("-inf")), (GROUPS * SIZE,))
 
 
-@triton.jit(do_not_specialize=["pairs"])
-def count_pairs_kernel(experts, counts, pairs, AT_ONCE: tl.constexpr):
-    """One expert: how many pairs are its own."""
+@triton.jit(do_not_specialize=["pairs", "first"])
+def count_pairs_kernel(experts, counts, pairs, first, AT_ONCE: tl.constexpr):
+    """One expert, counted from ``first`` on: how many pairs are its own."""
     own = tl.program_id(0)
     found = tl.zeros([AT_ONCE], tl.int32)
     for begin in range(0, pairs, AT_ONCE):
         pair = begin + tl.arange(0, AT_ONCE)
-        found += (tl.load(experts + pair, mask=pair < pairs, other=-1) == own).to(tl.int32)
+        found += (tl.load(experts + pair, mask=pair < pairs, other=-1) == own + first).to(tl.int32)
     tl.store(counts + own, tl.sum(found, 0))
 
 
-@triton.jit(do_not_specialize=["pairs"])
+@triton.jit(do_not_specialize=["pairs", "first"])
 def place_pairs_kernel(
-    experts, counts, order, owners, pairs,
+    experts, counts, order, owners, pairs, first,
     EXPERTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr, ROWS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """One expert: its blocks come after those of the experts before it, its pairs in their order."""
     own = tl.program_id(0)
     every = tl.arange(0, EXPERTS_PADDED)
     blocks = tl.cdiv(tl.load(counts + every, mask=every < EXPERTS, other=0), ROWS)
-    first = tl.sum(tl.where(every < own, blocks, 0), 0)
-    end = first + tl.sum(tl.where(every == own, blocks, 0), 0)
+    begins = tl.sum(tl.where(every < own, blocks, 0), 0)
+    end = begins + tl.sum(tl.where(every == own, blocks, 0), 0)
     if own == EXPERTS - 1:
         tl.store(counts + EXPERTS, end)
-    for block in range(first, end):
+    for block in range(begins, end):
         tl.store(owners + block, own)
-    at = first * ROWS
+    at = begins * ROWS
     for begin in range(0, pairs, AT_ONCE):
         pair = begin + tl.arange(0, AT_ONCE)
-        is_own = tl.load(experts + pair, mask=pair < pairs, other=-1) == own
+        is_own = tl.load(experts + pair, mask=pair < pairs, other=-1) == own + first
         count = tl.cumsum(is_own.to(tl.int32), 0)
         tl.store(order + at + count - 1, pair, mask=is_own)
         at += tl.sum(is_own.to(tl.int32), 0)
@@ -258,10 +263,10 @@ def place_pairs_kernel(
     tl.store(order + behind, pairs, mask=behind < end * ROWS)
 
 
-@triton.jit(do_not_specialize=["tokens", "pairs"])
+@triton.jit(do_not_specialize=["first", "tokens", "pairs"])
 def grouped_product_kernel(
-    x, weight, scales, zeros, bias, shares, out, order, owners, counts, tokens, pairs, outputs, inputs, row_stride,
-    alpha, limit,
+    x, weight, scales, zeros, bias, shares, out, order, owners, counts, first, tokens, pairs, outputs, inputs,
+    row_stride, alpha, limit,
     EXPERTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
     HALVED: tl.constexpr, SHIFTED: tl.constexpr, SORTED: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr,
     PACKED: tl.constexpr, BIASED: tl.constexpr, CLAMPED: tl.constexpr, PRECISION: tl.constexpr,
@@ -284,14 +289,18 @@ def grouped_product_kernel(
     else:
         pair = tl.where(slot == 0, block, pairs)
     expert = tl.load(owners + block).to(tl.int64)
+    if not SORTED:
+        expert -= first
+        if (expert < 0) | (expert >= EXPERTS):
+            return
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     here = (pair < pairs)[:, None]
     there = (column < outputs)[:, None]
     row = pair % tokens if GATED else pair
     from_x = x + row.to(tl.int64)[:, None] * row_stride
     HALVES: tl.constexpr = 2 if GATED else 1
-    first = expert * HALVES * outputs + column  # of the expert's outputs; those of up come ``outputs`` later
-    second = first + outputs
+    gate = expert * HALVES * outputs + column  # of the expert's outputs; those of up come ``outputs`` later
+    second = gate + outputs
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     up = acc
     for begin in range(0, inputs, DEPTH):
@@ -301,7 +310,7 @@ def grouped_product_kernel(
             inside = place < inputs
             low = tl.load(from_x + place, mask=here & inside, other=0.0)
             high = tl.load(from_x + place + 16, mask=here & inside, other=0.0)
-            acc = _add_packed(acc, low, high, weight, scales, first, there, begin, inputs, DEPTH, PRECISION)
+            acc = _add_packed(acc, low, high, weight, scales, gate, there, begin, inputs, DEPTH, PRECISION)
             if GATED:
                 up = _add_packed(up, low, high, weight, scales, second, there, begin, inputs, DEPTH, PRECISION)
         elif HALVED:
@@ -309,7 +318,7 @@ def grouped_product_kernel(
             low = tl.load(from_x + place, mask=here, other=0.0)
             high = tl.load(from_x + place + DEPTH // 2, mask=here, other=0.0)
             acc = _add_halves(
-                acc, low, high, weight, scales, zeros, first, there, begin, inputs, GROUP, SHIFTED, PRECISION
+                acc, low, high, weight, scales, zeros, gate, there, begin, inputs, GROUP, SHIFTED, PRECISION
             )
             if GATED:
                 up = _add_halves(
@@ -321,16 +330,16 @@ def grouped_product_kernel(
             taken = tl.load(from_x + place, mask=here & inside, other=0.0)
             inside &= there
             acc = _add_tile(
-                acc, taken, weight, scales, zeros, first, inside, place, begin, inputs, GROUP, SHIFTED, PRECISION
+                acc, taken, weight, scales, zeros, gate, inside, place, begin, inputs, GROUP, SHIFTED, PRECISION
             )
             if GATED:
                 up = _add_tile(
                     up, taken, weight, scales, zeros, second, inside, place, begin, inputs, GROUP, SHIFTED, PRECISION
                 )
     if SCALED:
-        acc *= tl.load(scales + first, mask=column < outputs, other=0.0)[None, :]
+        acc *= tl.load(scales + gate, mask=column < outputs, other=0.0)[None, :]
     if BIASED:
-        acc += tl.load(bias + first, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
+        acc += tl.load(bias + gate, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
     if GATED:
         if SCALED:
             up *= tl.load(scales + second, mask=column < outputs, other=0.0)[None, :]

@@ -25,6 +25,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     kv_cache_dtype: str | None = None
     tensor_parallel_size: int | None = None
     pipeline_parallel_size: int | None = None
+    enable_expert_parallel: bool | None = None
     max_model_len: int | None = None
     sha256: str = ""  # what ``sha256sum *`` prints there; if it is not empty, all files of weights are in it
 

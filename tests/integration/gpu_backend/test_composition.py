@@ -88,8 +88,10 @@ ENGINES: list[tuple[str, ...]] = [(method, *ALWAYS, *KINDS, EXCHANGE) for method
 ENGINES += [("overlap", *ALWAYS, *KINDS, "graphs", EXCHANGE), *((*ways, *ALWAYS, *MORE, EXCHANGE) for ways in WAYS)]
 ENGINES += [("ngram", "overlap", *ALWAYS, "latent", "graphs", EXCHANGE), ("draft", *ALWAYS, "latent", EXCHANGE)]
 RANKS = ("tensor parallel", "pipeline parallel")
+BY_EXPERT = "expert parallel"
 ENGINES_OF_RANKS = [(*ways, *ALWAYS, *MORE, *RANKS) for ways in (*WAYS, ("overlap",))]  # of four processes each
 ENGINES_OF_RANKS += [("overlap", *ALWAYS, *KINDS, *RANKS), ("overlap", *ALWAYS, "latent", *RANKS)]
+ENGINES_OF_RANKS += [("overlap", *ALWAYS, *kinds, *RANKS, BY_EXPERT) for kinds in (KINDS, ("latent",))]
 # Heads draft for models of their own, whose next token follows from the last one more than from those before.
 OF_HEADS = ("overlap", *ALWAYS, "graphs", EXCHANGE)
 ENGINES_OF_HEADS = [("mtp", "latent", *OF_HEADS), ("eagle3", *OF_HEADS)]
@@ -98,7 +100,10 @@ MORE_OF_HEADS += [("mtp", "latent", "overlap", *ALWAYS, *RANKS), ("eagle3", "ove
 SWEEP = [(engine, None) for engine in (*ENGINES_OF_HEADS, *MORE_OF_HEADS)]
 ALL_KINDS = (*KINDS, "latent")
 WITH_KINDS = [(feature, kind) for kind in ALL_KINDS for feature in (*FEATURES, *METHODS, *ALWAYS, "graphs", EXCHANGE)]
-KINDS_OF_RANKS = [(feature, kind) for kind in ALL_KINDS for feature in (*FEATURES, "overlap", *ALWAYS, *RANKS)]
+KINDS_OF_RANKS = [
+    (feature, kind) for kind in (*ALL_KINDS, BY_EXPERT) for feature in (*FEATURES, "overlap", *ALWAYS, *RANKS)
+]
+KINDS_OF_RANKS += [(kind, BY_EXPERT) for kind in ALL_KINDS]
 PLAIN: dict[str, Any] = {"prefix_caching": False, "max_num_seqs": 1, "block_size": 2, "max_model_len": 64}
 BUSY: dict[str, Any] = PLAIN | {
     "prefix_caching": True,
@@ -119,7 +124,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     # In one of its layers only, which has a rope of its own; and scores have a soft cap.
     windows = {"sliding_window": 10, "sliding_window_pattern": 2, "attn_logit_softcapping": 6.0}
     windowed = TinyModel("Gemma3ForCausalLM", extra=windows | {"query_pre_attn_scalar": 16}, eos_token_id=END)
-    packed = TinyModel("GptOssForCausalLM", intermediate_size=64, packs_experts=True, extra={"sliding_window": 10})
+    sinks = {"intermediate_size": 64, "num_experts": 6, "packs_experts": True, "extra": {"sliding_window": 10}}
+    packed = TinyModel("GptOssForCausalLM", **sinks)
     grouped = {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "norm_topk_prob": True}
     latent = TinyModel("DeepseekV3ForCausalLM", num_experts=8, extra=grouped, eos_token_id=END)
     kinds = {"": replace(packed, eos_token_id=END, attention_bias=True), "sliding window": windowed, "latent": latent}
@@ -263,6 +269,7 @@ def run(
     draft = {"speculative_model": str(models[drafting[method]])} if method in drafting else {}
     swaps = {"copy_seconds": 0.0, "step_cost": FLAT, "step_stretch": 1e9} if "swap" in engine else {}
     ranks = {f"{how.replace(' ', '_')}_size": 2 for how in RANKS if how in engine}
+    ranks |= {"enable_expert_parallel": BY_EXPERT in engine}
     graphs = {"cuda_graphs": "graphs" in engine}
     with contextlib.ExitStack() as stack:
         exchange = exchanging(stack) if EXCHANGE in engine else None
@@ -338,7 +345,7 @@ def test_every_feature_is_here() -> None:
     """Whatever composition.py declares, of requests and of engines."""
     elsewhere = {"adapter", "pictures"}  # in test_lora.py and test_pictures.py
     assert {*FEATURES, "prefix cache", "preemption", *elsewhere} == EXACT.keys()
-    assert {*METHODS, *ALWAYS, *MORE, *ALL_KINDS, EXCHANGE, *RANKS, *HEADS} == ENGINE_FEATURES.keys()
+    assert {*METHODS, *ALWAYS, *MORE, *ALL_KINDS, EXCHANGE, *RANKS, BY_EXPERT, *HEADS} == ENGINE_FEATURES.keys()
     assert {feature for pair in APART for feature in pair} <= {*FEATURES, *METHODS, EXCHANGE, *RANKS, *HEADS}
 
 
@@ -355,7 +362,7 @@ def test_a_pair_composes(pair: tuple[str, str], faults: Faults) -> None:
     "pair", [*pairs([*FEATURES, *METHODS, *ALWAYS, *MORE, *RANKS]), *KINDS_OF_RANKS], ids=" and ".join
 )
 def test_a_pair_composes_across_ranks(pair: tuple[str, str], faults_of_ranks: Faults) -> None:
-    """The same where four processes compute: two halves of each layer, in two stages."""
+    """The same where four processes compute: two halves of each layer, or of its experts, in two stages."""
     expect_none(pair, faults_of_ranks)
 
 

@@ -326,18 +326,20 @@ def test_logits_of_an_adapter_equal_merged_weights(architecture: str, adapter: T
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_parts_of_a_model_say_what_the_whole_says(architecture: str, tmp_path: Path) -> None:
-    """Two stages of two ranks each, which add up what each has of a layer."""
+    """Two stages of two ranks each, which add up what each has of a layer: of a mixture a part of each expert, or
+    half of the experts."""
     dice = random.Random(architecture)
     model = replace(draw(architecture, 1, dice), num_layers=3, num_heads=4, num_kv_heads=2, hidden_size=64)
+    model = replace(model, num_experts=2 * model.num_experts)
     if "layer_types" in model.extra:
         model.extra["layer_types"] = ["full_attention", "sliding_attention", "full_attention"]
     folder = write_tiny_model(tmp_path, model)
     token_ids = [dice.randrange(256) for _ in range(60)]
 
     whole = our_logits(folder, token_ids, 40)
-    in_parts = logits_of_parts(folder, token_ids)
-
-    assert (in_parts - whole[40:]).abs().max() <= TOLERANCE * whole.abs().max()
+    for by_expert in (False,) if architecture in DENSE else (False, True):
+        in_parts = logits_of_parts(folder, token_ids, by_expert)
+        assert (in_parts - whole[40:]).abs().max() <= TOLERANCE * whole.abs().max(), by_expert
 
 
 @pytest.mark.parametrize("architecture", SMOOTHED)
@@ -378,7 +380,7 @@ def test_what_a_config_leaves_out_is_as_transformers_takes_it(architecture: str)
         assert getattr(short, field) == getattr(found, field), field
 
 
-def logits_of_parts(folder: Path, token_ids: list[int]) -> Tensor:
+def logits_of_parts(folder: Path, token_ids: list[int], by_expert: bool) -> Tensor:
     """Return the logits after the tokens behind the first 40, a thread for each rank of a stage."""
     config = load_model_config(folder)
     ranks, stages, blocks = 2, 2, 4
@@ -395,9 +397,9 @@ def logits_of_parts(folder: Path, token_ids: list[int]) -> Tensor:
 
     @torch.inference_mode()
     def compute(rank: int, stage: int) -> list[Tensor]:
-        part = stage_of(config_of_rank(config, ranks), stage, stages)
+        part = stage_of(config_of_rank(config, ranks, by_expert), stage, stages)
         linear = LinearOptions(add_ranks=add)
-        weights = shard(Checkpoint(folder, CPU, torch.float32, linear, config.packed), config, rank, ranks)
+        weights = shard(Checkpoint(folder, CPU, torch.float32, linear, config.packed), config, rank, ranks, by_expert)
         decoder = replace(
             load_model(part, weights, 512),
             receive=(lambda states: states.copy_(between[rank].pop(0))) if stage else None,

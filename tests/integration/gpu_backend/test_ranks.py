@@ -37,6 +37,8 @@ COMMANDS = [
 # At the end, alone: what graphs draw.
 COMMANDS += [replace(command, request_id=f"plain {i}", sampling=PLAIN) for i, command in enumerate(COMMANDS[:3])]
 MODEL = TinyModel("Qwen2ForCausalLM", attention_bias=True, intermediate_size=128, num_layers=3)
+# With an MLP in the first layer, and an expert beside the others that every token goes through.
+MIXTURE = TinyModel("Glm4MoeForCausalLM", intermediate_size=128, num_layers=3, num_experts=6)
 SETTINGS: dict[str, Any] = {
     "max_num_batched_tokens": 32, "max_num_seqs": 4, "num_kv_blocks": 7, "host_kv_bytes": 150_000,
     "kv_cache_dtype": "fp8",
@@ -51,8 +53,9 @@ DRAFTS: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("width", "stages", "more"),
     [
-        (2, 1, OVERLAP),
+        (2, 1, OVERLAP | {"enable_expert_parallel": True}),
         (1, 2, DRAFTS),
+        pytest.param(2, 1, OVERLAP, marks=pytest.mark.soak),
         pytest.param(2, 1, DRAFTS, marks=pytest.mark.soak),
         pytest.param(1, 2, OVERLAP, marks=pytest.mark.soak),
         pytest.param(2, 2, OVERLAP, marks=pytest.mark.soak),
@@ -68,7 +71,7 @@ def test_several_processes_reply_as_one_does(
     They have slept before, and leave no file behind.
     """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    folder = write_tiny_model(tmp_path, MODEL)
+    folder = write_tiny_model(tmp_path, MIXTURE if "enable_expert_parallel" in more else MODEL)
     invariant = {"batch_invariant": more.get("batch_invariant", False)}
     alone = _replies(model_loop(folder, **SETTINGS, **invariant))
 
@@ -116,6 +119,9 @@ def test_what_does_not_divide_is_refused_before_any_process_starts(tmp_path: Pat
 
     with pytest.raises(UnsupportedModel, match="num_kv_heads is 2, which 4 ranks do not divide"):
         Runner(engine_config(str(folder), device="cpu", tensor_parallel_size=4), load_model_config(folder))
+    with pytest.raises(UnsupportedModel, match=r"this model has no mixture of experts; leave it out"):
+        sharing = engine_config(str(folder), device="cpu", tensor_parallel_size=2, enable_expert_parallel=True)
+        Runner(sharing, load_model_config(folder))
     with pytest.raises(UnsupportedModel, match="2 layers are too few for 3 pipeline stages"):
         Runner(engine_config(str(folder), device="cpu", pipeline_parallel_size=3), load_model_config(folder))
 

@@ -18,22 +18,23 @@ from gpu_backend.models.config.model import ModelConfig, load_model_config, pars
 from gpu_backend.models.config.packed_format import PackedFormat
 from gpu_backend.models.experts import Experts, load_experts
 from gpu_backend.models.llama import load_model
-from gpu_backend.models.shards import ShardedWeights, config_of_rank, num_bytes, stage_of
+from gpu_backend.models.shards import config_of_rank, num_bytes, shard, stage_of
 from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights
 from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
 from tests.unit.gpu_backend.models.test_packed import FORMATS, pack
 
 CPU = torch.device("cpu")
 LAYER = "model.layers.1.mlp"
+OF_SIX: dict[str, Any] = {"num_experts": 6, "num_heads": 6, "num_kv_heads": 3}
 
 
-def experts_of(folder: Path, ranks: int = 1, **options: Any) -> list[Experts]:
+def experts_of(folder: Path, ranks: int = 1, by_expert: bool = False, **options: Any) -> list[Experts]:
     """Load the second layer's, each rank's part."""
     config, found = load_model_config(folder), []
     for rank in range(ranks):
         source = Checkpoint(folder, CPU, torch.float32, LinearOptions(**options), config.packed)
-        weights = ShardedWeights(source, rank, ranks) if ranks > 1 else source
-        found.append(load_experts(config_of_rank(config, ranks), weights, LAYER))
+        weights = shard(source, config, rank, ranks, by_expert) if ranks > 1 else source
+        found.append(load_experts(config_of_rank(config, ranks, by_expert), weights, LAYER))
     return found
 
 
@@ -87,12 +88,51 @@ def test_ranks_have_a_part_of_every_expert(stacks: bool, tmp_path: Path) -> None
     assert all(num_bytes((part.gate_up, part.down)) * 2 == num_bytes((whole.gate_up, whole.down)) for part in parts)
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        TinyModel("Qwen2MoeForCausalLM", **OF_SIX),
+        TinyModel("Llama4ForCausalLM", **OF_SIX),
+        TinyModel("GptOssForCausalLM", **OF_SIX, attention_bias=True),
+        TinyModel("GptOssForCausalLM", **OF_SIX, attention_bias=True, packs_experts=True),
+    ],
+    ids=lambda model: f"{model.architecture}{' packed' * model.packs_experts}",
+)
+def test_ranks_have_some_of_the_experts(model: TinyModel, tmp_path: Path) -> None:
+    """Each reads its own alone, whole, of a token that chooses none of them too; their sum is the whole mixture."""
+    folder = write_tiny_model(tmp_path, model)
+    (whole,), parts = experts_of(folder), experts_of(folder, 3, by_expert=True)
+    x = torch.randn(7, 64, generator=torch.Generator().manual_seed(1))
+
+    torch.testing.assert_close(sum(mixed(part, x) for part in parts), mixed(whole, x), atol=1e-4, rtol=1e-4)
+    assert torch.equal(torch.cat([part.gate_up for part in parts]), whole.gate_up)
+    assert torch.equal(torch.cat([part.down for part in parts]), whole.down)
+    assert [part.first for part in parts] == [0, 2, 4] and whole.first is None
+    assert not mixed(replace(parts[0], first=100, shared=None), x).any()
+
+
+def test_ranks_read_no_other_ranks_experts(tmp_path: Path) -> None:
+    """Neither of those that have tensors of their own: they are not asked for."""
+    model = TinyModel("MixtralForCausalLM", num_experts=6)
+    folder = write_tiny_model(tmp_path, model)
+    tensors = model.tensors()
+    write_shards(folder, {name: each for name, each in tensors.items() if ".experts.5." not in name})
+    config, found = load_model_config(folder), Checkpoint(folder, CPU, torch.float32)
+
+    part = load_experts(config_of_rank(config, 2, True), shard(found, config, 0, 2, True), LAYER)
+    assert len(part.gate_up) == 3
+    with pytest.raises(UnsupportedModel, match=r"no tensor .*experts\.5"):
+        load_experts(config_of_rank(config, 2, True), shard(found, config, 1, 2, True), LAYER)
+
+
 def test_ranks_that_do_not_divide_experts_are_refused() -> None:
-    """The size that does not divide is named."""
+    """The size that does not divide is named: of an expert, or how many there are."""
     config = parse_model_config(TinyModel("Qwen3MoeForCausalLM", intermediate_size=84, num_kv_heads=4).config())
 
     with pytest.raises(UnsupportedModel, match="the experts' intermediate_size is 42, which 4 ranks do not divide"):
         config_of_rank(config, 4)
+    with pytest.raises(UnsupportedModel, match="the number of experts is 5, which 4 ranks do not divide"):
+        config_of_rank(config, 4, by_expert=True)
 
 
 def test_stages_have_their_own_layers_mixtures() -> None:

@@ -100,10 +100,14 @@ def test_page_of_cards_is_what_the_planner_says() -> None:
 
 
 def test_layout_is_what_divides_over_ranks() -> None:
-    """Four ranks would cut through GPT-OSS' groups of 32 inputs, so its 90 of them go to two, in two stages."""
-    layout = least_layout(PUBLISHED["gpt-oss-120b"], DEVICES["l4"])
+    """Four ranks would cut through GPT-OSS' groups of 32 inputs: each has experts of its own. Eight would cut through
+    the four key heads of Qwen3-235B: there are two stages."""
+    found = [least_layout(PUBLISHED[name], DEVICES["l4"]) for name in ("gpt-oss-120b", "Qwen3-235B-A22B")]
 
-    assert layout is not None and (layout.precision, layout.ranks, layout.stages) == ("int4", 2, 2)
+    assert [layout and (layout.ranks, layout.by_expert, layout.stages) for layout in found] == [
+        (4, True, 1),
+        (4, False, 2),
+    ]
 
 
 def test_model_that_does_not_fit_is_told_with_what_would(capsys: pytest.CaptureFixture[str]) -> None:
