@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -55,6 +55,8 @@ def test_mixture_equals_its_definition(drawn: tuple[int, Routing]) -> None:
 @pytest.mark.soak
 @pytest.mark.skipif(not INTERPRETED, reason="the test below starts a process for it, with TRITON_INTERPRET=1")
 @settings(max_examples=40, deadline=None)
+@example((16, [[3, 12]]))  # so few that each pair is a block by itself, one of them another rank's
+@example((16, [[12, 3]]))
 @given(routings())
 def test_kernel_equals_plain_torch(drawn: tuple[int, Routing]) -> None:
     """For any routing, and for a rank that has some of the experts; and its pairs lie in blocks of one expert each, no

@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.roofline import LATENT
 from gpu_backend.execution.kv_format import KvFormat, Placement
 from gpu_backend.lora.slots import AdapterSlots, with_adapters
 from gpu_backend.models.config.errors import UnsupportedModel
@@ -20,6 +19,7 @@ from gpu_backend.models.latent import LatentAttention
 from gpu_backend.models.llama import load_model
 from gpu_backend.models.shards import config_of_rank
 from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights
+from gpu_backend.simulate.hardware import PUBLISHED
 from tests.support.engine import answer_all, greedy, model_loop
 from tests.support.tiny_latent import SIZES
 from tests.support.tiny_model import TinyModel, write_tiny_model
@@ -34,7 +34,7 @@ def test_a_token_keeps_one_vector_on_every_rank() -> None:
     """And the key that turns, for all heads together: 576 numbers a layer of DeepSeek-V3, where 128 heads of keys and
     values would be 32,768; ranks have a part of the heads, and all vectors.
     """
-    model = parse_model_config(LATENT["DeepSeek-V3"])
+    model = PUBLISHED["DeepSeek-V3"]
     part = config_of_rank(model, 8)
     kv = KvFormat(part, 16, torch.bfloat16, CPU)
 
@@ -45,11 +45,11 @@ def test_a_token_keeps_one_vector_on_every_rank() -> None:
 
 @pytest.mark.parametrize(
     ("name", "total", "active"),
-    [("DeepSeek-V3", 671e9, 37.6e9), ("DeepSeek-V2-Lite", 15.7e9, 2.7e9), ("Kimi-K2", 1.03e12, 32.9e9)],
+    [("DeepSeek-V3", 671e9, 37.6e9), ("Kimi-K2", 1.03e12, 32.9e9)],
 )
 def test_all_weights_and_those_of_a_token_are_counted(name: str, total: float, active: float) -> None:
     """As their makers count them, with both ends of the vocabulary."""
-    model = parse_model_config(LATENT[name])
+    model = PUBLISHED[name]
     ends = model.vocab_size * model.hidden_size
 
     assert model.weights_read() + 2 * ends == pytest.approx(total, rel=0.01)
@@ -58,7 +58,7 @@ def test_all_weights_and_those_of_a_token_are_counted(name: str, total: float, a
 
 def test_yarn_makes_scores_grow() -> None:
     """By the square of what mscale_all_dim says, beside the cosines: DeepSeek-V3's factor is 40."""
-    model = parse_model_config(LATENT["DeepSeek-V3"])
+    model = PUBLISHED["DeepSeek-V3"]
 
     assert model.factors.attention == pytest.approx(192**-0.5 * 1.3689**2, rel=1e-4)
     assert model.ropes[0] is not None and model.ropes[0].attention_factor == 1.0 and model.max_position == 163840
