@@ -630,6 +630,35 @@ async def test_an_answer_that_comes_too_late_for_its_caller_is_still_heard(
     assert not leases.draws.unread
 
 
+async def test_what_a_beat_that_is_cancelled_has_drawn_for_tomorrow_is_looked_for(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A beat that takes too long is cancelled, and its ask was executed: room that no one knew of would lie idle."""
+    limits = Limits(tokens_per_day=100_000)
+    await house.limit(team=limits, key=limits)
+    leases = await house.process("a")
+    leases.settle((await house.hold(leases)).request_id, 100, 1000)
+    leases.turn(1.0)
+    take = leases.store.take
+
+    async def take_unheard(*asked: Any) -> Any:
+        await take(*asked)
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(leases.store, "take", take_unheard)
+        with pytest.raises(asyncio.CancelledError):
+            await leases.take_tomorrow()
+    scopes, tomorrow = ("team:team_a", "key:key_a"), int(house.clock.now() // 86_400) + 1
+    drawn = [await house.drawn(scope, period="2026-04-06") for scope in scopes]
+    house.clock.move(draws.LOOK_AGAIN + 0.1)
+    await leases.draws.read_again()  # as each beat does
+
+    assert any(drawn)
+    known = leases.rooms.by_day[tomorrow]
+    assert [known[scope][0].granted if scope in known else 0 for scope in scopes] == drawn
+
+
 async def test_an_answer_to_an_owner_that_was_ended_meanwhile_gives_the_next_one_no_room(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
