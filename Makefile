@@ -39,8 +39,9 @@ demo: .venv/.runs
 test: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not soak and not gpu and not peers and not ray"
 
+# By two processes: one has the money's faults for an hour, the other all else.
 soak: setup
-	$(BIN)/python -m pytest -m soak --timeout 3600
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m soak --timeout 3600
 
 # Other makers' programs around ours, each SKIPPED where it is not installed: make peers PEERS=FOLDER
 peers: setup

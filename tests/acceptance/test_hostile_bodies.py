@@ -35,6 +35,11 @@ def chat(model: str, messages: list[Any], **more: Any) -> bytes:
     return json.dumps({"model": model, "max_tokens": 1, "messages": messages, **more}).encode()
 
 
+def keyed(model: str) -> bytes:
+    """Return a body with many keys, one of them written in a way of its own: each key is looked at then."""
+    return chat(model, [USER], x={f"k{n}": 1 for n in range(390_000)}).replace(b'"k0"', rb'"\u006b0"')
+
+
 def calling(arguments: str, count: int = 1) -> list[Any]:
     calls = [
         {"id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": arguments}} for n in range(count)
@@ -63,7 +68,7 @@ def bodies(model: str, claude: str) -> dict[str, tuple[str, Callable[[], bytes]]
         "escapes and commas": (path, lambda: b'["' + b'\\"' * 15_000_000 + b'"' + b"," * 400_001),
         "nested arrays": (path, lambda: b'{"a":[' + b",".join([b"[" * 100 + b"]" * 100] * 150_000) + b"]}"),
         "brackets": (path, lambda: b"[" * (32 * MIB)),
-        "keys": (path, lambda: chat(model, [USER], x={f"k{n}": 1 for n in range(390_000)})),
+        "keys": (path, lambda: keyed(model)),
         "objects": (path, lambda: chat(model, [USER], x=[{"k": 1}] * 195_000)),
         "too many messages": (path, lambda: chat(model, [USER] * 100_000)),
         "many messages": (path, lambda: chat(model, [USER] * 16_000)),
@@ -116,7 +121,7 @@ AT_ONCE = (
     *("a deep tool", "words", "a text without blanks", "token ids"),
 )
 AT_ONCE_AT_GATEWAY = (
-    *("an unclosed string", "nested arrays", "objects", "many messages, translated", "many calls", "many tools"),
+    *("an unclosed string", "nested arrays", "keys", "many messages, translated", "many calls", "many tools"),
     *("arguments of arrays", "a deep tool", "words", "a text without blanks", "a picture", "token ids"),
     *("texts to embed", "results of Anthropic's", "turns to count", "a route to explain", "texts to moderate"),
     *("a batch of many", "a batch of arrays"),
