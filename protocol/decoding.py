@@ -234,6 +234,8 @@ def _right(what: str, type: Any, path: str) -> str:
                 names += [each.value for each in place.cls]
     elif what.startswith("Invalid RFC3339"):
         return " Send a moment such as 2027-01-31T00:00:00Z."
+    elif what.startswith("Invalid decimal"):
+        return " Send a number such as 12.5."
     elif what.startswith("Object contains unknown field"):
         names = [
             field.encode_name for place in places if isinstance(place, inspect.StructType) for field in place.fields

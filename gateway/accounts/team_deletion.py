@@ -61,11 +61,8 @@ async def purge_deleted_teams(database: Database) -> list[str]:
     async with database.begin() as connection:
         gone = list((await connection.execute(DELETED)).scalars())
     for table, statement, at_once in ERASE if gone else ():
-        count = at_once
         try:
-            while count >= at_once:
-                async with database.begin() as connection:
-                    count = (await connection.execute(statement, {"teams": gone, "limit": at_once})).rowcount
+            await database.purge(statement, at_once, teams=gone)
         except POSTGRES_AWAY as exc:
             log.warning("not_purged", what=f"{table} of deleted teams", error=repr(exc))
     return gone
@@ -119,7 +116,8 @@ ENDED = """
 ITEMS = "SELECT items.ctid FROM batch_items AS items WHERE batch_id = batches.id LIMIT :limit"
 # Claims of calls that run stay, and responses that run in the background, if for no longer than a day.
 ERASE = (
-    _of("files", at_once=2),  # of 200 MB each, which take Postgres a second or two
+    _of("file_chunks", "files JOIN file_chunks ON file_chunks.file_id = files.id", at_once=100),  # 50 MB
+    _of("files", None, "NOT EXISTS (SELECT FROM file_chunks WHERE file_id = files.id)"),
     _of("batch_items", f"batches, LATERAL ({ITEMS}) AS batch_items", ENDED),
     _of("batches", None, f"{ENDED} AND NOT EXISTS (SELECT FROM batch_items WHERE batch_id = batches.id)"),
     _of("callbacks"),

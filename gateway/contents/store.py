@@ -112,13 +112,7 @@ async def read_contents(
 
 async def purge_contents(database: Database, now: datetime, retention: float) -> int:
     """Erase contents that are past their team's days, or past ``retention`` seconds; return how many."""
-    purged, count = 0, PURGED_AT_ONCE
-    while count >= PURGED_AT_ONCE:
-        async with database.begin() as connection:
-            values = {"now": now, "retention": retention, "limit": PURGED_AT_ONCE}
-            count = (await connection.execute(PURGE, values)).rowcount
-        purged += count
-    return purged
+    return await database.purge(PURGE, PURGED_AT_ONCE, now=now, retention=retention)
 
 
 NAMES = ("teams", "ids", "made_at", "sealed")

@@ -198,14 +198,7 @@ class IdempotencyStore:
 
 async def purge_expired(database: Database, clock: Clock) -> int:
     """Delete the answers that are past their time, and the calls that were never finished; return how many."""
-    values = {"now": clock.moment(), "limit": PURGED_AT_ONCE}
-    purged = 0
-    while True:
-        async with database.begin() as connection:
-            count = (await connection.execute(PURGE, values)).rowcount
-        purged += count
-        if count < PURGED_AT_ONCE:
-            return purged
+    return await database.purge(PURGE, PURGED_AT_ONCE, now=clock.moment())
 
 
 # A row is one of: running (leased, no status), abandoned (its lease is over, no status), answered (status, no lease).

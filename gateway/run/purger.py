@@ -54,8 +54,8 @@ class Purger:
         async with _survived("contents"):
             if purged := await purge_contents(self._database, self._clock.moment(), retention.contents):
                 log.info("contents_purged", count=purged)
-        async with _survived("files"), self._database.begin() as connection:
-            await purge_files(connection)
+        async with _survived("files"):
+            await purge_files(self._database)
         async with _survived("batch items"), self._database.begin() as connection:
             await purge_items(connection, retention.batch_files)
         async with _survived("refused calls"), self._database.begin() as connection:

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import asyncpg
 import msgspec
 from msgspec import Struct
-from sqlalchemy import make_url
+from sqlalchemy import TextClause, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from billing.core.store_errors import drop_values
@@ -75,6 +75,15 @@ class Database:
         """The same, for a caller with a deadline of his own, who gives a Postgres up that stands still: it is not asked
         first whether it answers."""
         return self._begin(self._at_once, is_greeted=False)
+
+    async def purge(self, statement: TextClause, at_once: int, **values: Any) -> int:
+        """Drop rows by a statement with ``:limit``, so many in a transaction, until fewer are left; return how many."""
+        purged, count = 0, at_once
+        while count >= at_once:
+            async with self.begin() as connection:
+                count = (await connection.execute(statement, {**values, "limit": at_once})).rowcount
+            purged += count
+        return purged
 
     @asynccontextmanager
     async def _begin(self, engine: AsyncEngine, *, is_greeted: bool) -> AsyncIterator[AsyncConnection]:

@@ -130,15 +130,9 @@ def is_response(response_id: str) -> bool:
 
 async def purge_responses(database: Database, clock: Clock, retention: float) -> int:
     """Delete the responses and conversations that are past their time; return how many."""
-    purged = 0
-    for statement in (PURGE, PURGE_CONVERSATIONS):
-        count = PURGED_AT_ONCE
-        while count >= PURGED_AT_ONCE:
-            values = {"until": clock.moment() - timedelta(seconds=retention), "limit": PURGED_AT_ONCE}
-            async with database.begin() as connection:
-                count = (await connection.execute(statement, values)).rowcount
-            purged += count
-    return purged
+    until = clock.moment() - timedelta(seconds=retention)
+    responses = await database.purge(PURGE, PURGED_AT_ONCE, until=until)
+    return responses + await database.purge(PURGE_CONVERSATIONS, PURGED_AT_ONCE, until=until)
 
 
 # Storing twice changes nothing. A conversation's bytes are those of its turns in JSON.

@@ -225,7 +225,7 @@ def test_a_target_is_set_by_hand(scene: Scene, monkeypatch: pytest.MonkeyPatch) 
     ]
     assert (shown["target"], shown["reason"]) == (3, "set by hand") != (freed["target"], freed["reason"])
     assert (refused.status_code, missing.status_code) == (400, 404)
-    assert "is a whole number from 1 to 3, or null" in refused.text
+    assert "is a whole number from 1 to 3, or null" in refused.text and "those that have it: own." in missing.text
     assert [(act["action"], act["subject"], act["details"]["target"]) for act in acts] == [
         ("fleet.scaled", "own", None),
         ("fleet.scaled", "own", 3),

@@ -88,6 +88,8 @@ def test_where_few_names_are_right_they_are_named(kind: type, body: object, word
         decode(json.dumps(body).encode(), kind)
     with pytest.raises(BadRequest, match="a moment such as 2027"):
         decode(b'{"expires_at": "soon"}', KeyPatch)
+    with pytest.raises(BadRequest, match=r"a number such as 12[.]5"):
+        decode(b'{"limits": {"usd_per_day": "lots"}}', KeyPatch)
 
 
 @pytest.mark.parametrize(

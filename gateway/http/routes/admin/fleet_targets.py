@@ -68,7 +68,9 @@ def _target_of(found: list[PoolTarget], pool: str) -> PoolTarget:
     for one in found:
         if one.pool == pool:
             return one
-    raise NotFound(f"There is no pool '{pool[:100]}' with scaling.", param="pool", code="pool_not_found")
+    known = ", ".join(one.pool for one in found) or "none"
+    words = f"There is no pool '{pool[:100]}' with scaling; those that have it: {known}."
+    raise NotFound(words, param="pool", code="pool_not_found")
 
 
 def target_view(one: PoolTarget, now: float) -> dict[str, Any]:
