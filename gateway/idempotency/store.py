@@ -75,7 +75,7 @@ class IdempotencyStore:
         self._sealer = sealer
         self._retention = retention  # seconds
         self._lease = lease  # seconds
-        self._owned: set[str] = set()  # request ids of the calls that run here
+        self._owned: dict[str, float] = {}  # request ids of the calls that run here; when each was ours for certain
         self._lookouts: WeakValueDictionary[tuple[Place, bytes], Lookout] = WeakValueDictionary()
 
     def follow(self, retention: float) -> None:
@@ -162,11 +162,15 @@ class IdempotencyStore:
     @contextmanager
     def leased(self, claim: Claim) -> Iterator[None]:
         """Keep the lease of ``claim`` alive inside the block."""
-        self._owned.add(claim.request_id)
+        self._owned[claim.request_id] = self._clock.monotonic()
         try:
             yield
         finally:
-            self._owned.discard(claim.request_id)
+            self._owned.pop(claim.request_id, None)
+
+    def may_be_lost(self, claim: Claim) -> bool:
+        """Whether another gateway may run a call by now that is leased here: this one stood still for too long."""
+        return self._clock.monotonic() - self._owned.get(claim.request_id, 0.0) >= self._lease
 
     async def run(self) -> None:
         """Renew the leases of what runs here, until cancelled."""
@@ -179,9 +183,12 @@ class IdempotencyStore:
 
     async def renew(self) -> None:
         """Renew the leases of what runs here."""
-        if self._owned:
-            async with self._database.begin() as connection:
-                await connection.execute(RENEW, {"ids": sorted(self._owned), "lease": self._lease})
+        if not self._owned:
+            return
+        since, values = self._clock.monotonic(), {"ids": sorted(self._owned), "lease": self._lease}
+        async with self._database.begin() as connection:
+            renewed = (await connection.execute(RENEW, values)).scalars().all()
+        self._owned |= dict.fromkeys(self._owned.keys() & renewed, since)
 
     async def _store(self, values: dict[str, object], record: UsageRecord | None, also: Also | None) -> bool:
         async with self._database.begin() as connection:
@@ -254,7 +261,7 @@ IS_ALIVE = text("""
 
 RENEW = text("""
     UPDATE idempotency SET lease_until = clock_timestamp() + make_interval(secs => CAST(:lease AS double precision))
-    WHERE request_id = ANY(CAST(:ids AS text[])) AND lease_until IS NOT NULL
+    WHERE request_id = ANY(CAST(:ids AS text[])) AND lease_until IS NOT NULL RETURNING request_id
 """)
 
 PURGE = text("""

@@ -13,7 +13,8 @@
 # is paid. The gateway errs in the team's favour: it may pay an upstream twice, the team never does.
 #
 # What a call itself brings about is owed, with a key as without: a part that was streamed until the call's deadline, or
-# until the upstream's content filter, is `interrupted`. An answer too long to be kept is stored as just that: its key
+# until the upstream's content filter, is `interrupted`; unless its gateway stood still for as long as a lease, since
+# another may have run the call meanwhile. An answer too long to be kept is stored as just that: its key
 # never runs, and never pays, a second time.
 #
 # A gateway that was believed dead and was not (stopped for longer than its lease) finds at the end that its request id
@@ -24,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -163,7 +165,7 @@ class AnsweredOnce:
 
         try:
             with store.leased(claim):
-                await run(call, replay.send, keep)
+                await run(replace(call, may_be_lost=partial(store.may_be_lost, claim)), replay.send, keep)
         except Exception as exc:
             error = exc
             if not (replay.is_heard or isinstance(exc, ServiceError)):

@@ -279,8 +279,10 @@ class Reply:
     @property
     def _ended_itself(self) -> bool:
         """Whether the call itself brought its end about: it took all its time, or its upstream refuses to go on."""
-        failure = self._failure
-        return failure is not None and (failure.outcome == "deadline" or isinstance(failure, UpstreamRefused))
+        failure, may_be_lost = self._failure, self.call.may_be_lost
+        if failure is None or (may_be_lost is not None and may_be_lost()):
+            return False
+        return failure.outcome == "deadline" or isinstance(failure, UpstreamRefused)
 
     async def _conclude(self, ending: Ending) -> None:
         """Close the account of a whole reply; where its end is to be kept, only once it is."""

@@ -159,6 +159,27 @@ async def test_a_lease_is_renewed_while_the_call_runs(
     assert await store.claim(other) == other
 
 
+async def test_a_gateway_that_stood_still_for_a_lease_may_have_lost_its_call(
+    store: IdempotencyStore, database: Database, clock: SetClock
+) -> None:
+    """Until its row says that it has not: one that was taken over is never its own again."""
+    stopped = make_store(database, clock, lease=SHORT)
+    mine = wanted(clock)
+    await stopped.claim(mine)
+    with stopped.leased(mine):
+        told = [stopped.may_be_lost(mine)]
+        clock.move(2 * SHORT)
+        told.append(stopped.may_be_lost(mine))
+        await stopped.renew()
+        told.append(stopped.may_be_lost(mine))
+        await change(database, "UPDATE idempotency SET request_id = 'of another', lease_until = now()")
+        clock.move(2 * SHORT)
+        await stopped.renew()
+        told.append(stopped.may_be_lost(mine))
+
+    assert told == [False, True, False, True]
+
+
 async def test_of_those_who_wait_one_looks_at_a_time(store: IdempotencyStore, clock: SetClock) -> None:
     """What it saw, the others need not ask Postgres for; once nobody waits, it is forgotten."""
     looks: list[int] = []

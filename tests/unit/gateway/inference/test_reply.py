@@ -110,6 +110,7 @@ class Scene:
         keep_ending: KeepEnding[Reply] | None = None,
         is_batch_item: bool = False,
         owes_parts: bool = True,
+        is_lost: bool = False,
     ) -> None:
         self.clock = SetClock()
         self.journal = Journal.open(folder, clock=self.clock)
@@ -124,6 +125,7 @@ class Scene:
             request=request,
             routing=RoutingOptions(),
             is_batch_item=is_batch_item,
+            may_be_lost=lambda: is_lost,
             created_at=self.clock.now(),
             started=self.clock.monotonic(),
         )
@@ -252,22 +254,24 @@ def test_a_reply_that_breaks_after_text_is_interrupted_and_charged(folder: Path)
 
 
 @pytest.mark.parametrize(
-    ("failure", "status"),
+    ("failure", "is_lost", "status"),
     [
-        (UpstreamTimeout("late", outcome="deadline"), Status.INTERRUPTED),
-        (UpstreamFiltered("forbidden"), Status.INTERRUPTED),
-        (UpstreamTimeout("silent"), Status.SUPERSEDED),
-        (UpstreamError("reset", outcome="reset"), Status.SUPERSEDED),
+        (UpstreamTimeout("late", outcome="deadline"), False, Status.INTERRUPTED),
+        (UpstreamTimeout("late", outcome="deadline"), True, Status.SUPERSEDED),
+        (UpstreamFiltered("forbidden"), False, Status.INTERRUPTED),
+        (UpstreamTimeout("silent"), False, Status.SUPERSEDED),
+        (UpstreamError("reset", outcome="reset"), False, Status.SUPERSEDED),
     ],
-    ids=["its deadline", "its content", "silence", "a reset"],
+    ids=["its deadline", "its deadline, slept through", "its content", "silence", "a reset"],
 )
 def test_with_an_idempotency_key_a_part_is_owed_where_the_call_ended_itself(
-    folder: Path, failure: UpstreamFailure, status: Status
+    folder: Path, failure: UpstreamFailure, is_lost: bool, status: Status
 ) -> None:
-    """What an upstream breaks is asked for again and paid once; what the call brings about costs what was sent."""
+    """What an upstream breaks is asked for again and paid once; what the call brings about costs what was sent, unless
+    another gateway may have run it meanwhile."""
 
     async def scene() -> None:
-        scene = Scene(folder, TEXT % b"a", TEXT % b"b", owes_parts=False)
+        scene = Scene(folder, TEXT % b"a", TEXT % b"b", owes_parts=False, is_lost=is_lost)
         scene.upstream.breaks_with = failure
         with pytest.raises(UpstreamFailure):
             async for _ in scene.reply.pieces():
