@@ -68,12 +68,16 @@ class Membership:
         self.too_long = 0  # those that were not read at all
         self._known: dict[str, Member] = {}  # by instance id
         self._gone: set[str] = set()  # of these, those whose announcements were taken back
+        self._anew: set[str] = set()  # and those that were heard again since time without a look was last made up for
 
     def hear(self, found: Mapping[bytes, bytes], now: float, unix: float) -> list[str]:
         """Take what Redis held at ``now`` (monotonic; ``unix``: the same in unix seconds), and return which replicas
         are forgotten now."""
-        if now - self.looked_at > LATE:  # nothing was read in between, which was no replica's fault
-            self._known |= {name: replace(self._known[name], heard_at=now) for name in self.on_time()}
+        # Nothing was read in between, which was no replica's fault; but looks may be that far apart again and again.
+        if now - self.looked_at > LATE:
+            excused = self.on_time() & self._anew
+            self._known |= {name: replace(self._known[name], heard_at=now) for name in excused}
+            self._anew.clear()
         self.looked_at, self.unsigned, self.too_long = now, 0, 0
         for field, value in list(found.items())[:MOST]:
             if len(value) > LONGEST:
@@ -88,6 +92,7 @@ class Membership:
         forgotten = [name for name, each in self._known.items() if now - each.heard_at > FORGOTTEN]
         for instance_id in forgotten:
             del self._known[instance_id]
+            self._anew.discard(instance_id)
         return forgotten
 
     def recall(self, values: Iterable[bytes], now: float, unix: float) -> None:
@@ -98,6 +103,7 @@ class Membership:
             if said.pool == self.admission.pool and abs(unix - said.sent_at) <= RECALLED:
                 member = Member(said=said, heard_at=now, heard_on=said.sent_at, refused=self._refusal_of(said))
                 self._known[said.instance_id] = member
+                self._anew.add(said.instance_id)
 
     def on_time(self) -> set[str]:
         """Return the ids of the replicas whose heartbeats come."""
@@ -132,6 +138,8 @@ class Membership:
             return
         if abs(age := unix - said.sent_at) <= SKEW:
             member = Member(said=said, heard_at=now, heard_on=unix, refused=self._refusal_of(said))
+            if known is not None:  # what is read for the first time may be of one that is dead
+                self._anew.add(said.instance_id)
         else:  # it was recorded, or the clocks differ; no call goes by it
             why = f"its announcement is {age:.0f} s old by the gateway's clock"
             heard_at = now - GONE if known is None else known.heard_at

@@ -91,6 +91,7 @@ class Controller:
         self._told: dict[str, Rolling | None] = {}  # what gateways were told of each pool's rollout,
         self._told_at: dict[str, float] = {}  # and when (monotonic seconds)
         self._hears_since: float | None = None  # monotonic seconds; None: not all pools yet
+        self._heard_at = 0.0  # the last time
         self._orders = EngineOrders()
         self._settings = settings
         self.follow(settings)
@@ -128,15 +129,16 @@ class Controller:
                 found = await announced_in(self._redis, pools)
                 for pool, announced in zip(pools.values(), found, strict=True):
                     pool.hear(announced, self._clock.monotonic(), self._clock.now())
+                self._heard_at = self._clock.monotonic()
                 if self._hears_since is None and pools.keys() == self._members.keys():
-                    self._hears_since = self._clock.monotonic()
+                    self._hears_since = self._heard_at
             await asyncio.sleep(HEAR_EVERY)
 
     async def look_once(self) -> None:
         """Do what is to be done now, if it is this controller's turn and Redis answers."""
         try:
             since = self._hears_since
-            if not await self._takes_turn() or since is None or self._clock.monotonic() - since < LISTENS:
+            if not await self._takes_turn() or since is None or self._heard_at - since < LISTENS:
                 return
             states = await read_states(self._redis, self._pools)
             targets = {name: state.target for name, state in states.items()}

@@ -21,12 +21,14 @@ from gateway.fleet.rollouts import Rolling, rollout_key
 from gpu_backend.server.client.announcer import FleetSettings
 from gpu_backend.step.messages import Generate, NewTokens
 from gpu_backend.step.sequence import FinishReason
+from tests.support.audits import lasting_differences
 from tests.support.fake_engine import TIMINGS, FakeEngine, speaking
 from tests.support.front import CHAT, running_front, write_small_files
 from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
 from tests.support.waiting import until
 
 # A secret of this file's own: heartbeats of replicas that tests before it have killed lie in Redis for a second yet.
+PAUSE = 1200  # milliseconds: twice as long as a heartbeat may be late
 SECRET, ENGINE_SECRET = "a secret of the fleet that calls are sent to", "the engines' own secret"
 
 
@@ -230,3 +232,25 @@ def test_a_target_is_set_by_hand(scene: Scene, monkeypatch: pytest.MonkeyPatch) 
         ("fleet.scaled", "own", None),
         ("fleet.scaled", "own", 3),
     ]
+
+
+def test_calls_go_on_while_redis_is_silent(scene: Scene) -> None:
+    """It takes connections and answers nothing, or it answers and the heartbeats of all come late: the replicas that
+    were known are asked, each call is answered, and the books agree."""
+    urls = {scene.start(), scene.start()}
+    until(lambda: urls <= scene.asked())
+    statuses, asked = set[int](), list[bool]()
+    with Redis.from_url(scene.fleet.redis_url) as redis:
+        for what in (b"ALL", b"WRITE"):
+            redis.execute_command("CLIENT PAUSE", PAUSE, what)
+            over = time.monotonic() + PAUSE / 1000
+            while time.monotonic() < over:
+                statuses.add(scene.call(f"hi {time.monotonic()}"))
+                time.sleep(0.1)
+            asked.append(urls <= scene.asked())
+    until(lambda: urls <= scene.asked())
+    for url in urls:
+        scene.stop(url)
+
+    assert (statuses, asked) == ({200}, [True, True])
+    assert lasting_differences(scene.house.settings.database_url) == []

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from structlog.testing import capture_logs
 
+from gateway.core.background import stop_all
 from gateway.core.clock import Clock
 from gateway.core.settings import EngineSpec, Fleet
 from gateway.fleet.comparing import Slice
@@ -31,9 +33,9 @@ from gateway.placing.engine_orders import EngineOrders
 from gateway.placing.local import LocalPlacer
 from gateway.placing.placer import Order, revision_of
 from gateway.placing.plan import GRACE, PoolState, Proved
-from protocol.serving.announcements import SLEEPING
+from protocol.serving.announcements import ACTIVE, SLEEPING, Announcement, pool_key, signed
 from tests.support.clock import SetClock
-from tests.support.placing import NEW, OLD, SECRET, SLEEPER, WORDS, Scene, settled
+from tests.support.placing import NEW, OLD, SECRET, SLEEPER, WORDS, Scene, pids, settled
 from tests.support.waiting import until_found
 
 
@@ -48,8 +50,8 @@ def scene(redis: Redis, redis_url: str, tmp_path: Path) -> Iterator[Scene]:
 
 
 async def test_replicas_live_and_die(scene: Scene, redis: Redis) -> None:
-    """As many as the target says; one that is killed is replaced; a second controller waits, adopts them all once the
-    first is gone, and ends them all."""
+    """As many as the target says; one that is killed is replaced; a second controller waits, and of both one acts when
+    Redis loses the lease; the next adopts them all once they are gone, and ends them all."""
     await scene.aim(2)
     async with scene.controlled() as first:
         before = await settled(first, 2)
@@ -58,7 +60,12 @@ async def test_replicas_live_and_die(scene: Scene, redis: Redis) -> None:
         after = await settled(first, 2, but=lambda pid: pid == victim)
         async with scene.controlled() as second:
             await asyncio.sleep(0.3)
-            waits = not second.acts
+            waits, gone, counts = not second.acts, set[int](), list[int]()
+            for _ in range(2):
+                os.kill(victim := next(iter(after.values())), signal.SIGKILL)
+                gone.add(victim)
+                await redis.delete(records.LEASE)
+                after = await settled_of(first, second, gone, counts)
     await redis.delete(records.LEASE)  # as it ends by itself
     async with scene.controlled() as third:
         adopted = await settled(third, 2)
@@ -66,10 +73,23 @@ async def test_replicas_live_and_die(scene: Scene, redis: Redis) -> None:
         left = await settled(third, 1)
     await third.end(lambda: False)
 
-    assert waits and first.acts and victim not in after.values()
+    assert waits and first.acts != second.acts and max(counts) <= 2 and victim not in after.values()
     assert adopted == after and set(left) < set(adopted)
     assert not scene.placer().names()
     assert await redis.get(records.LEASE) is None or await redis.pttl(records.LEASE) <= 1
+
+
+async def settled_of(first: Controller, second: Controller, gone: set[int], counts: list[int]) -> dict[str, int]:
+    """Wait until two replicas take calls by what either controller hears, none of those that are gone; ``counts``: how
+    many were there meanwhile, whether or not they were heard."""
+
+    async def look() -> dict[str, int] | None:
+        counts.extend(len(one._placer.names()) for one in (first, second) if one._placer is not None)
+        found = [pids(one) for one in (first, second)]
+        is_so = found[0] == found[1] and len(found[0]) == 2 and not gone & {*found[0].values()}
+        return found[0] if is_so else None
+
+    return await until_found(look)
 
 
 async def test_a_replica_that_is_not_needed_sleeps_until_it_is_woken(scene: Scene) -> None:
@@ -209,6 +229,39 @@ async def test_a_controller_whose_turn_ends_while_it_acts_does_no_more(scene: Sc
     await controller._act_in_all({"own": 3})
 
     assert (len(placer.started), controller.acts) == (1, False)
+
+
+async def test_a_controller_that_begins_counts_on_no_dead_replica(
+    scene: Scene, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was killed shortly before is still announced. On a busy machine, which lets it look once a second, it ends
+    no replica that is there in favour of one that is not."""
+    clock, placer, ended = SetClock(), Recorded(), list[str]()
+    placer.started = [f"own.{revision_of(OLD)}.{number:08}" for number in (1, 2)]
+    monkeypatch.setattr(placer, "stop", ended.append)
+    told = partial(Announcement, pool="own", model="tiny", state=ACTIVE, sent_at=clock.now())
+    number = 0
+
+    async def looks_seldom(*args: Any) -> Any:
+        nonlocal number
+        number += 1
+        clock.move(1.0)
+        for at, name in enumerate([*placer.started[:2], "own.0.dead1", "own.0.dead2"]):
+            said = told(instance_id=f"{name}-0", base_url=f"http://127.0.0.1:80{at}/v1", number=number if at < 2 else 1)
+            await redis.hset(pool_key("own"), said.instance_id, signed(said, SECRET))
+        return await announced_in(*args)
+
+    monkeypatch.setattr("gateway.placing.controller.announced_in", looks_seldom)
+    await scene.aim(2)
+    controller = Controller(scene.settings(), lambda: placer, redis, clock)
+    hearing = asyncio.create_task(controller.hear())
+    while number < 4:
+        await controller.look_once()
+        await asyncio.sleep(0.01)
+    await stop_all([hearing])
+
+    assert controller._states["own"].known.keys() == {*placer.started} and len(placer.started) == 2
+    assert ended == []
 
 
 async def test_what_drains_is_no_reason_for_more(scene: Scene) -> None:

@@ -29,6 +29,7 @@ class RedisProxy:
 
     def __init__(self, url: str) -> None:
         self.way = Way.OPEN
+        self.late = 0.0  # seconds by which all that passes is late, each way
         self._target = make_url(url)
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -72,6 +73,8 @@ class RedisProxy:
     ) -> None:
         try:
             while piece := await reader.read(65536):
+                if self.late:
+                    await asyncio.sleep(self.late)
                 writer.write(passing(self.way, piece))
                 if self.way is Way.TORN and passing is _as_answered:
                     break

@@ -154,10 +154,24 @@ def test_time_without_a_look_is_no_silence() -> None:
     """After Redis was away a replica has as long as ever to be heard."""
     gateway, other = Gateway(), "http://10.0.0.2:8100/v1"
     gateway.hear(said(), said(instance="b", base_url=other))
+    gateway.hear(said(2, at=0.2), said(2, "b", base_url=other), at=0.2)
 
-    assert gateway.hear(said(), said(2, "b", at=8.0, base_url=other), at=8.0) == (HERE, other)
-    assert gateway.hear(said(), said(3, "b", at=8.5, base_url=other), at=8.5) == (HERE, other)
-    assert gateway.hear(said(), said(4, "b", at=8.7, base_url=other), at=8.7) == (other,)
+    assert gateway.hear(said(2), said(3, "b", at=8.0, base_url=other), at=8.0) == (HERE, other)
+    assert gateway.hear(said(2), said(4, "b", at=8.5, base_url=other), at=8.5) == (HERE, other)
+    assert gateway.hear(said(2), said(5, "b", at=8.7, base_url=other), at=8.7) == (other,)
+
+
+def test_a_dead_replica_is_lost_to_a_busy_machine_too() -> None:
+    """One that looks less often than heartbeats may be late: the second look without one tells; the first, of a replica
+    that was dead before all looks."""
+    gateway, other = Gateway(), "http://10.0.0.2:8100/v1"
+    gateway.hear(said(), said(instance="b", base_url=other), said(9, "dead"))
+    gateway.hear(said(2, at=1.0), said(2, "b", base_url=other), said(9, "dead"), at=1.0)
+    known = {one.said.instance_id: gateway.pool.state_of(one) for one in gateway.pool.members()}
+    asked = [gateway.hear(said(2), said(2 + at, "b", at=at, base_url=other), at=1.0 + at) for at in (1, 2)]
+
+    assert known == {"a": "active", "b": "active"}
+    assert asked == [(HERE, other), (other,)]
 
 
 @pytest.mark.parametrize("state", ["starting", "sleeping", "draining", "failed"])
