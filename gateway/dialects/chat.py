@@ -158,7 +158,8 @@ class ChatWriter(ChunkWriter):
         self._id = "chatcmpl-" + request_id.replace("-", "")
         self._head = b""  # of every chunk, up to its choices
         self._tail = b',"usage":null}\n\n' if self._includes_usage else b"}\n\n"
-        self._begun: set[int] = set()
+        self._begun: dict[int, bytes] = {}  # choices, and what stands before the words in chunks of nothing else
+        self._after_words = b'},"logprobs":null,"finish_reason":null}]' + self._tail
         self._thoughts: dict[int, _Thoughts] = {}  # by choice, where there are any
         self.kept: Kept | None = None  # of a stream that is to be stored
 
@@ -200,9 +201,13 @@ class ChatWriter(ChunkWriter):
     def _piece(self, reply: ReplyFacts, event: Event) -> bytes:
         match event:
             case Delta():
-                choice = self._choice(event)
+                before = self._begun.get(event.index)
+                if before is not None and not self._keeps_telling and _is_words(event):  # as nearly all are
+                    return before + msgspec.json.encode(event.text) + self._after_words
+                head = self._head or self._begin(reply)
+                choice = self._choice(event, head)
                 tail = b',"usage":' + self._so_far(reply) + b"}\n\n" if self._keeps_telling else self._tail
-                return (self._head or self._begin(reply)) + choice + tail if choice else b""
+                return head + choice + tail if choice else b""
             case UsageReport(usage):
                 if not self._includes_usage:
                     return b""
@@ -222,13 +227,8 @@ class ChatWriter(ChunkWriter):
         self._head = b"data: " + msgspec.json.encode(head)[:-1] + b',"choices":'
         return self._head
 
-    def _choice(self, delta: Delta) -> bytes:
+    def _choice(self, delta: Delta, head: bytes) -> bytes:
         """Return a chunk's choices; nothing for a delta that says nothing to a client."""
-        is_words = not (delta.refusal or delta.reasoning or delta.signature or delta.redacted or delta.tool_calls)
-        is_going_on = delta.finish_reason is None and delta.logprobs is None and delta.index in self._begun
-        if delta.text and is_words and is_going_on and delta.spoken is None:  # as nearly all are
-            words = msgspec.json.encode(delta.text)
-            return b'[{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}]' % (delta.index, words)
         piece = _DeltaOut(
             content=delta.text or None, refusal=delta.refusal or None, reasoning_content=delta.reasoning or None
         )
@@ -242,7 +242,7 @@ class ChatWriter(ChunkWriter):
             calls = [_call_piece(call.index, call.id, call.name, call.arguments) for call in delta.tool_calls]
             piece = msgspec.structs.replace(piece, tool_calls=calls)
         if delta.index not in self._begun:
-            self._begun.add(delta.index)
+            self._begun[delta.index] = head + b'[{"index":%d,"delta":{"content":' % delta.index
             # A lone role has an empty text only where the upstream said so: some clients begin a text part with it.
             is_silent = not delta.has_content and delta.spoken is None
             begins_text = (delta.begins_text or delta.finish_reason is not None) and is_silent
@@ -254,6 +254,13 @@ class ChatWriter(ChunkWriter):
         logprobs = bytes(delta.logprobs) if delta.logprobs is not None else b"null"
         body = b'[{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}]'
         return body % (delta.index, msgspec.json.encode(piece), logprobs, reason)
+
+
+def _is_words(delta: Delta) -> bool:
+    """Whether a delta says words to a client, and nothing else."""
+    if delta.tool_calls or delta.refusal or delta.reasoning or delta.signature or delta.redacted:
+        return False
+    return delta.text != "" and delta.finish_reason is None and delta.logprobs is None and delta.spoken is None
 
 
 class _Thoughts:

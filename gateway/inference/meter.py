@@ -52,6 +52,10 @@ class Meter:
     def take(self, delta: Delta) -> None:
         """Count a delta that goes past."""
         self.output_seen += tokens_of(delta)
+        if delta.spoken or delta.server_block or delta.used or delta.gpu_seconds:
+            self._take_beside_words(delta)
+
+    def _take_beside_words(self, delta: Delta) -> None:
         if delta.spoken is not None:
             spoken = spoken_tokens(delta.text)
             self.output_seen += spoken

@@ -197,21 +197,24 @@ class Reply:
     def _pass_on(self, fresh: list[Event], held: list[Event]) -> tuple[list[Event], bool]:
         """Sort events into those that may go out now and those that wait for the journal; tell whether the end came."""
         out: list[Event] = []
+        into = held if len(self._finished) >= self._choices else out
         for event in fresh:
             match event:
                 case Delta():
                     self.meter.take(event)
-                    if event.has_content:
-                        self._has_grown = True
+                    self._has_grown = self._has_grown or event.has_content
                     if event.finish_reason is not None:
                         self._finished.add(event.index)
+                        into = held if len(self._finished) >= self._choices else out
+                    if not self._delta_hooks:
+                        into.append(event)
+                        continue
                     try:
-                        passed = self._through_hooks(event) if self._delta_hooks else (event,)
+                        into.extend(self._through_hooks(event))
                     except ContentPolicyViolation as exc:
                         self._finished.discard(event.index)
                         held += self._withhold(exc)
                         return out, True
-                    (held if len(self._finished) >= self._choices else out).extend(passed)
                 case UsageReport(usage, tier):
                     self.meter.tell(usage, tier)
                     self._is_counted = True

@@ -37,6 +37,8 @@ class Connection(asyncio.Protocol):
         self._loop = loop
         self._on_lost = on_lost
         self._transport: asyncio.Transport
+        self._pieces: list[bytes] = []  # of the body, unread
+        self.on_body = self._pieces.append
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
         self._due = math.inf  # the loop's seconds: when what is waited for is late
@@ -63,8 +65,8 @@ class Connection(asyncio.Protocol):
         self._is_complete = False  # and the whole answer
         self._is_reusable = False
         self._ends_with_connection = False
-        self._pieces: list[bytes] = []
-        self._unread = 0  # bytes in these
+        self._pieces.clear()
+        self._unread = 0  # bytes in these, and between them
 
     @property
     def is_usable(self) -> bool:
@@ -165,9 +167,13 @@ class Connection(asyncio.Protocol):
         if self._is_idle or self._failure is not None:
             self.abort()
             return
+        unread = len(self._pieces)
         self._framing += len(data)
         try:
             self._parser.feed_data(data)
+            if len(self._pieces) > unread:
+                self._unread += len(data)
+                self._framing = 0
             is_broken = self._framing > LONGEST_FRAMING and not self._is_complete
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             is_broken = True
@@ -206,12 +212,6 @@ class Connection(asyncio.Protocol):
             and not told.get("transfer-encoding", "").lower().endswith("chunked")
             and status not in BODILESS
         )
-
-    def on_body(self, body: bytes) -> None:
-        """A piece of the body is here."""
-        self._pieces.append(body)
-        self._unread += len(body)
-        self._framing = 0
 
     def on_message_complete(self) -> None:
         """An answer, or a hint before it, has ended."""

@@ -7,28 +7,33 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 
+import msgspec
+
 from gateway.upstreams.wire.errors import UpstreamFailure
+from protocol.decoding import NOT_JSON
 from protocol.events import Delta, Event
 
 LESSONS = 16  # chunks that are taken for an example, at the most: some services change something with each
-NOT_PLAIN = re.compile(rb'["\\\x00-\x1f]').search  # what ends a JSON text, stands for something else, or is malformed
 # Characters without meaning, by which OpenAI hides how long a chunk's words are.
 PADDING = re.compile(rb',"obfuscation":"[A-Za-z0-9]*"}\Z')
+
+_read_text = msgspec.json.Decoder(str).decode
 
 
 class LikeChunks:
     """Reads chunks by an example: what stands before and after its words, which alone differ.
 
     What is read in this way means what decoding it would give: around the words stand the example's bytes, and the
-    words hold nothing that JSON would read as anything but words.
+    words are one text of JSON and no more.
     """
 
     def __init__(self, decode: Callable[[bytes, list[Event]], None]) -> None:
         self._decode = decode  # adds what a chunk's data means
         self._lessons = 0
-        self._before = b""  # the words of a chunk; nothing until there is an example
-        self._after = b""
+        self._before = b""  # the words of a chunk, up to their quote; nothing until there is an example
+        self._after = b""  # them, from their quote on
         self._around = 0  # bytes of both
+        self._words = slice(0)  # where they stand, in their quotes
         self._is_padded = False
         self._index = 0
 
@@ -40,12 +45,9 @@ class LikeChunks:
             data = PADDING.sub(b"}", data)
         if not data.endswith(self._after) or len(data) <= self._around:
             return None
-        words = data[len(self._before) : -len(self._after)]
-        if NOT_PLAIN(words) is not None:
-            return None
         try:
-            return Delta(self._index, words.decode())
-        except UnicodeDecodeError:
+            return Delta(self._index, _read_text(data[self._words]))
+        except NOT_JSON:
             return None
 
     def learn(self, data: bytes, meaning: Event) -> None:
@@ -64,4 +66,5 @@ class LikeChunks:
             self._decode(before + trial.encode() + after, found)
         if quote and found == [Delta(meaning.index, trial)]:
             self._before, self._after, self._around = before, after, len(before) + len(after)
+            self._words = slice(len(before) - 1, 1 - len(after))
             self._is_padded, self._index = plain != data, meaning.index

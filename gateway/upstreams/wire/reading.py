@@ -48,10 +48,11 @@ class SseEvents(ABC):
         """Take in bytes and return the deltas, the usage and the end that they complete."""
         events: list[Event] = []
         try:
+            read_words = self._like.read
             for event in self._reader.feed(piece):
                 if self._is_done:
                     break
-                if (words := self._like.read(event.data)) is not None:
+                if (words := read_words(event.data)) is not None:
                     events.append(words)
                     continue
                 known = len(events)
