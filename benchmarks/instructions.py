@@ -9,7 +9,8 @@
 # Counted is what the server's process executes, the kernel left out. Loops beside the calls (flusher, beats, samples)
 # are stopped first: under callgrind a call takes some fifty times as long, and they would count fifty times too often.
 # For the same reason the gateway's clocks slow down: they show 2 ms for a call, so that no more calls ask Redis for
-# their rates than without callgrind. The figures are those of calls that come one by one, and no time is told.
+# their rates than without callgrind; and uvicorn looks around seldom, in both. The figures are those of calls that
+# come one by one, and no time is told.
 
 from __future__ import annotations
 
@@ -31,6 +32,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.gateway import CASES, run_case
+from benchmarks.seldom_ticks import tick_seldom
 from benchmarks.stack import Server, run_server, start_gateway, start_upstream
 from billing.quotas.rates import RateLimits
 from gateway.run import process
@@ -76,7 +78,7 @@ def count_all(stack: ExitStack, folder: Path, calls: int) -> dict[tuple[str, str
     counting = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--fair-sched=yes", "--log-file=/dev/null"]
     counting += [f"--callgrind-out-file={folder}/counts.%p", sys.executable]
     port, base = free_port(), upstream.url.removesuffix("/chat/completions")
-    command = [*counting, "-m", "benchmarks.pass_through", base, str(port)]
+    command = [*counting, "-m", "benchmarks.seldom_ticks", "benchmarks.pass_through", base, str(port)]
     pid = stack.enter_context(run_server(command, own, port))
     passing = Server("pass-through", f"http://127.0.0.1:{port}/v1/chat/completions", "none", (pid,))
     stoppable = [*counting, "-m", "benchmarks.instructions"]
@@ -130,6 +132,7 @@ def run_stoppable(words: list[str]) -> None:
         await asyncio.wait([task])
 
     process._keep_going = until_told
+    tick_seldom()
     signal.signal(signal.SIGUSR1, lambda *_: stop_loops(loops))
     sys.argv = words
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)

@@ -78,10 +78,8 @@ class EventReader:
     def _read_usual(self, piece: bytes, events: list[ServerEvent]) -> bytes:
         """Read the events that are one line of data each, as nearly all are; return all from the first other one on."""
         *blocks, rest = piece.split(b"\n\n")
-        if piece.count(b"\n") != 2 * len(blocks):
-            return piece
         for place, block in enumerate(blocks):
-            if not block.startswith(b"data: "):
+            if not block.startswith(b"data: ") or b"\n" in block:
                 return b"\n\n".join((*blocks[place:], rest))
             events.append(ServerEvent(b"", block[6:]))
         return rest

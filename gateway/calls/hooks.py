@@ -44,6 +44,8 @@ class ReplyHook:
         """The journal knows how the call ended; the last bytes have not left yet."""
 
 
+NO_HOOK = ReplyHook()  # where there is nothing to watch
+
 # Called when an upstream has given its first token, or its whole reply; nothing has gone to the client yet.
 HookMaker = Callable[[Call, Target], ReplyHook]
 

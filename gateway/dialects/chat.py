@@ -202,7 +202,9 @@ class ChatWriter(ChunkWriter):
         match event:
             case Delta():
                 before = self._begun.get(event.index)
-                if before is not None and not self._keeps_telling and _is_words(event):  # as nearly all are
+                is_more = event.tool_calls or event.refusal or event.reasoning or event.signature or event.redacted
+                is_more = is_more or event.finish_reason or event.logprobs or event.spoken or self._keeps_telling
+                if before is not None and event.text and not is_more:  # as nearly all are
                     return before + msgspec.json.encode(event.text) + self._after_words
                 head = self._head or self._begin(reply)
                 choice = self._choice(event, head)
@@ -254,13 +256,6 @@ class ChatWriter(ChunkWriter):
         logprobs = bytes(delta.logprobs) if delta.logprobs is not None else b"null"
         body = b'[{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}]'
         return body % (delta.index, msgspec.json.encode(piece), logprobs, reason)
-
-
-def _is_words(delta: Delta) -> bool:
-    """Whether a delta says words to a client, and nothing else."""
-    if delta.tool_calls or delta.refusal or delta.reasoning or delta.signature or delta.redacted:
-        return False
-    return delta.text != "" and delta.finish_reason is None and delta.logprobs is None and delta.spoken is None
 
 
 class _Thoughts:

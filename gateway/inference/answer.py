@@ -14,7 +14,7 @@ from gateway.calls.accounting import CallAccounting
 from gateway.calls.answering import Answering
 from gateway.calls.call import Call, record_for
 from gateway.calls.early_leaves import EarlyLeaves
-from gateway.calls.hooks import HookMaker, KeepEnding
+from gateway.calls.hooks import NO_HOOK, HookMaker, KeepEnding
 from gateway.contents.store import ContentStore
 from gateway.core.clock import Clock
 from gateway.core.errors import ContentPolicyViolation
@@ -58,7 +58,8 @@ class Replies(Struct, eq=False):
         """Return the open reply. ``looked``: what the cache had for a call that goes by it."""
         try:
             source = FailoverStream(self._dispatcher, context, answering, self._clock, self._metrics)
-            hooks = [make(context.call, answering.target) for make in self._hooks]
+            made = [make(context.call, answering.target) for make in self._hooks]
+            hooks = [hook for hook in made if hook is not NO_HOOK]
             if looked is not None and not answering.is_kept:  # after the others: it gathers what they let out
                 hooks.append(self.cache.keeper(context.call, looked, answering))
             # A line that a batch of its provider has answered is here as it came: the files of its batch have it.

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.calls.call import Call
-from gateway.calls.hooks import ReplyHook
+from gateway.calls.hooks import NO_HOOK, ReplyHook
 from gateway.moderation.classifier.findings import Finding
 from gateway.moderation.moderator import Moderator
 from gateway.moderation.rules.policy import Policy
@@ -22,9 +22,9 @@ SHARED = 500  # of what was judged before that are shown again, so that no passa
 def output_guard_of(moderator: Moderator, call: Call, target: Target) -> ReplyHook:
     """Return what has the answer to a call judged outside, where the policy asks for it."""
     if not moderator.checker.judges("output"):
-        return UNGUARDED
+        return NO_HOOK
     policy = moderator.policy_for(call)
-    return UNGUARDED if policy is None or policy.output == "off" else OutputGuard(moderator, call, policy)
+    return NO_HOOK if policy is None or policy.output == "off" else OutputGuard(moderator, call, policy)
 
 
 class OutputGuard(ReplyHook):
@@ -82,10 +82,3 @@ class OutputGuard(ReplyHook):
     async def _judge(self, said: str) -> None:
         found: list[Finding] = await self._moderator.checker.check(self._asked, said)
         self._moderator.apply(self._call, self._policy, "output", found)
-
-
-class _Unguarded(ReplyHook):
-    """Asks for nothing."""
-
-
-UNGUARDED = _Unguarded()

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from billing.core.records import UsageRecord
 from gateway.calls.call import Call
-from gateway.calls.hooks import ReplyHook
+from gateway.calls.hooks import NO_HOOK, ReplyHook
 from gateway.moderation.classifier.plain import plain
 from gateway.moderation.moderator import Moderator
 from gateway.moderation.redaction import Redactor, redacted_call
@@ -45,7 +45,7 @@ def output_redaction_of(moderator: Moderator, call: Call, target: Target) -> Rep
     """Return what takes out of the answer to a call what its policy has redacted there."""
     policy = moderator.policy_for(call)
     if policy is None or not (groups := policy.redacted_groups("output")):
-        return UNREDACTED
+        return NO_HOOK
     names, asked = call.redacted, policy.redacted_groups("input")
     if names is None and asked and call.is_batch_item:  # it may be a line that its provider has answered
         names = redacted_call(call, asked)[0].redacted
@@ -430,10 +430,3 @@ class _JsonPlace:
                 yield place
             elif self._is_inside and sign == "\\":
                 self._is_escaped = True
-
-
-class _Unredacted(ReplyHook):
-    """Takes nothing out."""
-
-
-UNREDACTED = _Unredacted()

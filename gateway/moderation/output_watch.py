@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from gateway.calls.call import Call
-from gateway.calls.hooks import ReplyHook
+from gateway.calls.hooks import NO_HOOK, ReplyHook
 from gateway.moderation.classifier.classifier import evened, findings_of
 from gateway.moderation.classifier.features import PASSAGE, passages
 from gateway.moderation.classifier.plain import plain, visible
@@ -31,7 +31,7 @@ GROUPS = ("secrets", "personal_data", "deny")  # an address in an answer is noth
 def output_watch_of(moderator: Moderator, call: Call, target: Target) -> ReplyHook:
     """Return what watches the answer to a call, whichever target gives it."""
     policy = moderator.policy_for(call)
-    return UNWATCHED if policy is None or policy.output == "off" else OutputWatch(moderator, call, policy)
+    return NO_HOOK if policy is None or policy.output == "off" else OutputWatch(moderator, call, policy)
 
 
 class OutputWatch(ReplyHook):
@@ -193,10 +193,3 @@ class _Part:
             yield self._tail[max(0, place - WINDOW) : place]
         self._tail = self._tail[max(0, place - SHARED) :]
         self.passed = max(self.passed, self._looked - SHARED)
-
-
-class _Unwatched(ReplyHook):
-    """Watches nothing."""
-
-
-UNWATCHED = _Unwatched()

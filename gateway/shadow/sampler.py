@@ -15,7 +15,7 @@ from billing.core.money import to_text
 from billing.core.records import Status, UsageRecord
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.calls.call import Call
-from gateway.calls.hooks import ReplyHook
+from gateway.calls.hooks import NO_HOOK, ReplyHook
 from gateway.core.background import Background
 from gateway.core.clock import Clock
 from gateway.inference.recalibrations import learns
@@ -36,7 +36,6 @@ from router.prompt_size.bounds import cost_most, is_spoken
 
 LARGEST_BODY = 256 * 1024  # bytes of a request that is noted
 LONGEST_ANSWER = 64 * 1024  # characters
-NOT_SAMPLED = ReplyHook()
 
 log = structlog.get_logger(__name__)
 
@@ -71,15 +70,15 @@ class Sampler:
     def watch(self, call: Call, target: Target) -> ReplyHook:
         """Watch a reply that may be sampled."""
         if not self._routes or brings_keys(call.caller.team, self._providers):
-            return NOT_SAMPLED  # what a team's own account is asked is its own doing alone
+            return NO_HOOK  # what a team's own account is asked is its own doing alone
         name = self._catalog.meaning(call.request.model)
         route = self._routes.get(name)
         if route is None or not is_comparable(call):
-            return NOT_SAMPLED
+            return NO_HOOK
         assert route.shadow is not None
         if target.model.name not in route.small and not (route.shadow.explore and target.model.name in route.large):
-            return NOT_SAMPLED
-        return Watch(self, call, name, self._catalog) if self._dice() < route.shadow.share else NOT_SAMPLED
+            return NO_HOOK
+        return Watch(self, call, name, self._catalog) if self._dice() < route.shadow.share else NO_HOOK
 
     def note(self, call: Call, name: str, catalog: Catalog, record: UsageRecord, answer: str) -> None:
         """Note a call, behind its back, by the catalogue that it was routed by."""

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
+from gateway.calls.hooks import NO_HOOK
 from gateway.core.errors import ContentPolicyViolation
 from gateway.core.settings import CheckerSettings, Safety
 from gateway.moderation.checker import OVERLAP, PIECE
-from gateway.moderation.output_guard import STEP, UNGUARDED, output_guard_of
+from gateway.moderation.output_guard import STEP, output_guard_of
 from protocol.chat import ChatReply, Choice, FinishReason, ReplyMessage, Spoken
 from protocol.events import Delta
 from router.catalog.targets import Endpoint, Target
@@ -139,9 +140,9 @@ async def test_nothing_waits_where_nothing_can_be_blocked(checker: ScriptedCheck
 async def test_no_answer_is_judged_unless_it_is_asked_for(checker: ScriptedChecker) -> None:
     """A checker of input alone, or an output without a policy, costs an answer nothing."""
     guarding = guarded(checker)
-    assert output_guard_of(guarding.moderator, guarding.call(), TARGET) is not UNGUARDED
+    assert output_guard_of(guarding.moderator, guarding.call(), TARGET) is not NO_HOOK
     guarding.moderator.checker.follow(CheckerSettings(url=checker.url))
-    assert output_guard_of(guarding.moderator, guarding.call(), TARGET) is UNGUARDED
+    assert output_guard_of(guarding.moderator, guarding.call(), TARGET) is NO_HOOK
     await guarding.close()
 
 

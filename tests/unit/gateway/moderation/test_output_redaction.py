@@ -12,8 +12,9 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
+from gateway.calls.hooks import NO_HOOK
 from gateway.core.settings import Safety
-from gateway.moderation.output_redaction import LOOKBACK, STEP, UNREDACTED, OutputRedaction, output_redaction_of
+from gateway.moderation.output_redaction import LOOKBACK, STEP, OutputRedaction, output_redaction_of
 from gateway.moderation.redaction import Redactor
 from gateway.moderation.rules.policy import REDACTABLE
 from protocol.chat import (
@@ -336,7 +337,7 @@ async def test_requests_alone_are_redacted_unless_answers_are_named(guarding: Gu
     """Then nothing of an answer waits."""
     guarding.moderator.follow(replace(REDACTS, redacts="input"))
 
-    assert output_redaction_of(guarding.moderator, guarding.call(), TARGET) is UNREDACTED
+    assert output_redaction_of(guarding.moderator, guarding.call(), TARGET) is NO_HOOK
 
 
 async def test_what_is_spoken_cannot_be_redacted_and_is_refused(guarding: Guarding) -> None:

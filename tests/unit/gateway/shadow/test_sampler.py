@@ -15,10 +15,11 @@ from billing.core.holds import Hold, HoldRequest
 from billing.core.money import to_nano
 from billing.core.records import Status, UsageRecord
 from gateway.calls.call import Call, record_for
+from gateway.calls.hooks import NO_HOOK
 from gateway.core.background import Background
 from gateway.core.principals import Caller, Team
 from gateway.core.settings import ProviderSettings
-from gateway.shadow.sampler import NOT_SAMPLED, Sampler, shadow_call
+from gateway.shadow.sampler import Sampler, shadow_call
 from gateway.shadow.store import ShadowCall
 from gateway.storage.database import Database
 from gateway.upstreams.registry import ProviderRegistry
@@ -112,11 +113,11 @@ async def test_only_a_share_of_what_small_models_answer_is_watched(scene: Scene)
         "to be cited": scene.call(native=native(DocumentBlock(SEINE, citations=CitationsConfig(enabled=True)))),
         "Claude's own tool": scene.call(native=replace(native(), tools=(MessageTool("bash", type="bash_20250124"),))),
     }
-    watched = {name for name, call in calls.items() if scene.sampler.watch(call, SMALL) is not NOT_SAMPLED}
+    watched = {name for name, call in calls.items() if scene.sampler.watch(call, SMALL) is not NO_HOOK}
     scene.dice = 0.5
 
     assert watched == {"auto", "alias", "message", "document"}
-    assert scene.sampler.watch(calls["auto"], SMALL) is scene.sampler.watch(calls["auto"], LARGE) is NOT_SAMPLED
+    assert scene.sampler.watch(calls["auto"], SMALL) is scene.sampler.watch(calls["auto"], LARGE) is NO_HOOK
 
 
 async def test_no_team_with_keys_of_its_own_pays_for_shadow_traffic(scene: Scene) -> None:
@@ -125,7 +126,7 @@ async def test_no_team_with_keys_of_its_own_pays_for_shadow_traffic(scene: Scene
     teams = Team(id="owner", name="O"), Team(id="b", name="B", provider_keys={"there": (("pvk_1", b"sealed"),)})
     asked = [replace(call, caller=replace(call.caller, team=team)) for team in teams]
 
-    assert [scene.sampler.watch(one, SMALL) for one in asked] == [NOT_SAMPLED] * 2
+    assert [scene.sampler.watch(one, SMALL) for one in asked] == [NO_HOOK] * 2
 
 
 async def test_what_large_models_answer_is_watched_where_a_route_explores(scene: Scene) -> None:
@@ -136,7 +137,7 @@ async def test_what_large_models_answer_is_watched_where_a_route_explores(scene:
     for reason in ("auto_large", "auto_small", "named"):
         call = scene.call()
         hook = scene.sampler.watch(call, LARGE)
-        assert hook is not NOT_SAMPLED and scene.sampler.watch(call, SMALL) is not NOT_SAMPLED
+        assert hook is not NO_HOOK and scene.sampler.watch(call, SMALL) is not NO_HOOK
         hook.delta(Delta(text="The Seine."))
         hook.close(
             record_for(call, NO_HOLD, Route("auto", (LARGE,), reason, 0.3), LARGE, Status.ANSWERED, cost_nanousd=50)
@@ -217,7 +218,7 @@ async def test_what_is_compared_is_drawn_without_regard_to_the_score(scene: Scen
         scene.dice = dice.random()
         score = complexity(request)
         scores.append(score)
-        if scene.sampler.watch(scene.call(request), SMALL) is not NOT_SAMPLED:
+        if scene.sampler.watch(scene.call(request), SMALL) is not NO_HOOK:
             taken.append(score)
 
     assert abs(len(taken) - 1_000) < 4 * math.sqrt(2_000 * 0.5 * 0.5)
