@@ -18,7 +18,7 @@ def rate_limit_headers(held: Hold | RefusedHold, now: float = 0.0) -> dict[str, 
     for kind, left in (("requests", held.requests), ("tokens", held.tokens)):
         if left is not None:
             headers[f"x-ratelimit-limit-{kind}"] = str(left.limit)
-            headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, left.remaining))
+            headers[f"x-ratelimit-remaining-{kind}"] = str(left.remaining if left.remaining > 0 else 0)
             headers[f"x-ratelimit-reset-{kind}"] = go_duration(left.reset)
     return headers
 

@@ -303,13 +303,13 @@ class Reply:
 
     def _final_record(self, status: Status) -> UsageRecord:
         """Return the row that the reply makes if it ends now."""
-        usage = self.meter.usage()
+        usage, target = self.meter.usage(), self.target
         cost, saved = self.meter.cost_of(usage), 0
         if self.is_kept:  # what it says was used, another call has used
             saved, usage, cost = cost if status in REQUESTS else 0, Usage(), 0
         begun = self.account.opened  # most of it stays: a record made of another costs a seventh of a new one
-        if begun is None or self.target is not self.route.targets[0]:
-            begun = record_for(self.call, self.account.hold, self.route, self.target, status)
+        if begun is None or target is not self.route.targets[0]:
+            begun = record_for(self.call, self.account.hold, self.route, target, status)
         return replace(
             begun,
             status=status,
@@ -320,7 +320,7 @@ class Reply:
             reasoning_tokens=usage.reasoning_tokens,
             units=units_of(usage),
             cost_nanousd=cost if status in CHARGED else 0,
-            gpu_cost_nanousd=round(usage.gpu_seconds * (self.target.model.gpu_hour_nanousd or 0) / 3600),
+            gpu_cost_nanousd=round(usage.gpu_seconds * (target.model.gpu_hour_nanousd or 0) / 3600),
             saved_nanousd=saved,
             discount_nanousd=self.meter.discount_on(usage, cost) if status in CHARGED else 0,
             price="" if self.is_kept else self._edition(begun),  # nothing was reckoned

@@ -89,8 +89,8 @@ def output_limit(request: Request, model: ModelSpec, prompt: PromptBound | None 
     """
     if not isinstance(request, Generation):
         return None
-    if request.output_limit is not None:
-        return request.output_limit if request.output_limit < model.max_output else model.max_output
+    if (asked := request.output_limit) is not None:
+        return asked if asked < model.max_output else model.max_output
     if isinstance(request, CompletionRequest):
         return None
     prompt = bound_prompt(request) if prompt is None else prompt
