@@ -78,9 +78,9 @@ class EventReader:
     def _read_usual(self, piece: bytes, events: list[ServerEvent]) -> bytes:
         """Read the events that are one line of data each, as nearly all are; return all from the first other one on."""
         *blocks, rest = piece.split(b"\n\n")
-        for place, block in enumerate(blocks):
+        for block in blocks:
             if not block.startswith(b"data: ") or b"\n" in block:
-                return b"\n\n".join((*blocks[place:], rest))
+                return b"\n\n".join((*blocks[len(events) :], rest))
             events.append(ServerEvent(b"", block[6:]))
         return rest
 

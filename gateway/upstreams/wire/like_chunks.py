@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -15,7 +14,7 @@ from protocol.events import Delta, Event
 
 LESSONS = 16  # chunks that are taken for an example, at the most: some services change something with each
 # Characters without meaning, by which OpenAI hides how long a chunk's words are.
-PADDING = re.compile(rb',"obfuscation":"[A-Za-z0-9]*"}\Z')
+PADDING = b',"obfuscation":"'
 
 _read_text = msgspec.json.Decoder(str).decode
 
@@ -42,7 +41,7 @@ class LikeChunks:
         if not self._around or not data.startswith(self._before):
             return None
         if self._is_padded:
-            data = PADDING.sub(b"}", data)
+            data = _without_padding(data)
         if not data.endswith(self._after) or len(data) <= self._around:
             return None
         try:
@@ -57,7 +56,7 @@ class LikeChunks:
         self._lessons += 1
         if meaning != Delta(meaning.index, meaning.text):
             return
-        plain = PADDING.sub(b"}", data)
+        plain = _without_padding(data)
         before, quote, after = plain.partition(b'"%b"' % meaning.text.encode())
         before, after = before + b'"', b'"' + after
         # Are those its words, and not something else that is the same? Then others in their place are its meaning.
@@ -68,3 +67,9 @@ class LikeChunks:
             self._before, self._after, self._around = before, after, len(before) + len(after)
             self._words = slice(len(before) - 1, 1 - len(after))
             self._is_padded, self._index = plain != data, meaning.index
+
+
+def _without_padding(data: bytes) -> bytes:
+    """Return a chunk without the padding that ends it, if any does."""
+    chunk, _, padding = data.rpartition(PADDING)
+    return chunk + b"}" if padding.endswith(b'"}') and padding[:-2].isalnum() else data
