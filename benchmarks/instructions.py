@@ -1,4 +1,4 @@
-# What a call costs in instructions, which neither other programs nor the processor's clock change: the gateway and the
+# What a call costs in instructions, which other programs hardly change, nor the processor's clock: the gateway and the
 # bare pass-through under callgrind (of valgrind), one call after another. Timings of one machine move by a factor of
 # two from hour to hour, instructions by one in a hundred.
 #
