@@ -203,8 +203,8 @@ class ChatWriter(ChunkWriter):
             case Delta():
                 before = self._begun.get(event.index)
                 is_more = event.tool_calls or event.refusal or event.reasoning or event.signature or event.redacted
-                is_more = is_more or event.finish_reason or event.logprobs or event.spoken or self._keeps_telling
-                if before is not None and event.text and not is_more:  # as nearly all are
+                is_odd = event.finish_reason or event.logprobs or event.spoken or self._keeps_telling
+                if before is not None and event.text and not (is_more or is_odd):  # as nearly all are
                     return before + msgspec.json.encode(event.text) + self._after_words
                 head = self._head or self._begin(reply)
                 choice = self._choice(event, head)
