@@ -48,6 +48,7 @@ def command(
     user: Annotated[str | None, typer.Option(help="That named this user")] = None,
     metadata: Annotated[str | None, typer.Option(metavar="KEY:VALUE", help="With this in their metadata")] = None,
     min_cost_usd: Annotated[str | None, typer.Option(metavar="USD", help="That cost as much")] = None,
+    min_ms: Annotated[int | None, typer.Option(min=0, metavar="MS", help="That took as long, waiting included")] = None,
     since: Annotated[str | None, typer.Option("--from", help="A UTC day or moment; default: 31 days ago")] = None,
     to: Annotated[str | None, typer.Option(help="A UTC day or moment; default: now")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200, help="How many, the newest")] = 20,
@@ -65,7 +66,7 @@ def command(
         "from": since,
         "to": to,
     }
-    given |= {"min_cost_usd": min_cost_usd, "limit": str(limit)}
+    given |= {"min_cost_usd": min_cost_usd, "min_ms": min_ms if min_ms is None else str(min_ms), "limit": str(limit)}
     said = {name: value for name, value in given.items() if value is not None}
     if where.is_elsewhere:
         with remote_gateway(where.url, where.key) as gateway:

@@ -72,6 +72,8 @@ def _say_row(call: Mapping[str, Any]) -> None:
     say(f"{'milliseconds':18} " + ", ".join(f"{name} {value:.0f}" for name, value in times.items()))
     held = call["held"]
     say(f"{'held':18} {held['tokens']} tokens, {held['cost_usd']:f} USD")
+    for one in call.get("safety", ()):  # none from a gateway of an earlier version
+        say(f"{'safety':18} {one['action'].replace('_', ' ')}: {printable(', '.join(one['findings']))}")
     show(Format.TABLE, None, ATTEMPTS, call["attempts"], "Attempts")
     if left_out := call["left_out"]:
         show(Format.TABLE, None, ("model", "codes"), left_out, "Left out of its route, and why")

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.accounts.admin_keys import create_admin_key, list_admin_keys, revoke_admin_key
 from gateway.accounts.schemas import KeyPatch, LimitsInput, NewAdminKey, NewKey, Rotation
-from gateway.accounts.serializers import admin_key_view, key_view, list_view, made_view
+from gateway.accounts.serializers import admin_key_view, key_view, list_view, made_view, moment_of
 from gateway.accounts.team_keys import KeyRecord, create_key, list_keys, revoke_key, rotate_key, update_key
 from gateway.accounts.teams import check_team
 from gateway.commands.command_line import (
@@ -112,7 +112,12 @@ def change(
 @command.command("list")
 @with_options
 def list_all_keys(
-    *, team: Annotated[str | None, typer.Option(help="Only this team's")] = None, where: WhereByApiKey
+    *,
+    team: Annotated[str | None, typer.Option(help="Only this team's")] = None,
+    unused_days: Annotated[
+        int | None, typer.Option(min=1, metavar="DAYS", help="Those that work and were not used for as long")
+    ] = None,
+    where: WhereByApiKey,
 ) -> None:
     """List keys by their beginnings; a whole key cannot be shown again."""
 
@@ -131,6 +136,13 @@ def list_all_keys(
 
     of_team = {} if team is None else {"team_id": team}
     page = carry_out(where, lambda gateway: gateway.pages("/admin/keys", **of_team), here)
+    if unused_days is not None:
+        before = moment_of(Clock().now() - unused_days * 86400)
+        page["data"] = [
+            key
+            for key in page["data"]
+            if key["status"] == "active" and (key["last_used_at"] or key["created_at"]) < before
+        ]
     columns = COLUMNS + ("pepper",) * any("pepper" in row for row in page["data"])
     show(where.format, page, columns, page["data"], "Keys")
 

@@ -16,9 +16,23 @@ from protocol.errors import invalid_value
 
 USUAL_PAGE, LONGEST_PAGE = 50, 200
 USUAL_PERIOD, LONGEST_PERIOD = 31, 400  # days
+LONGEST_MS = 100 * 86_400_000
 REFUSED = "refused"
 STATUSES = (*Status, REFUSED)
-NAMES = ("key", "model", "status", "route_reason", "user", "metadata", "from", "to", "min_cost_usd", "after", "limit")
+NAMES = (
+    "key",
+    "model",
+    "status",
+    "route_reason",
+    "user",
+    "metadata",
+    "from",
+    "to",
+    "min_cost_usd",
+    "min_ms",
+    "after",
+    "limit",
+)
 
 
 class CallFilter(Struct, frozen=True, kw_only=True):
@@ -34,13 +48,14 @@ class CallFilter(Struct, frozen=True, kw_only=True):
     user: str | None = None
     metadata: tuple[str, str] | None = None
     least_nanousd: int = 0
+    least_ms: int = 0  # in all, what it waited for its turn included
     limit: int = USUAL_PAGE
 
     @property
     def is_plain(self) -> bool:
         """Whether all calls of the period are meant."""
         chosen = (self.key_id, self.model, self.status, self.route_reason, self.user, self.metadata)
-        return not any(chosen) and not self.least_nanousd
+        return not any(chosen) and not (self.least_nanousd or self.least_ms)
 
     @property
     def days(self) -> tuple[date, date]:
@@ -71,7 +86,8 @@ def read_filter(said: Mapping[str, str], now: datetime, team_id: str | None) -> 
         user=said.get("user"),
         metadata=_pair(said["metadata"]) if "metadata" in said else None,
         least_nanousd=_nanousd(said["min_cost_usd"]) if "min_cost_usd" in said else 0,
-        limit=_limit(said["limit"]) if "limit" in said else USUAL_PAGE,
+        least_ms=_whole(said["min_ms"], "min_ms", 0, LONGEST_MS) if "min_ms" in said else 0,
+        limit=_whole(said["limit"], "limit", 1, LONGEST_PAGE) if "limit" in said else USUAL_PAGE,
     )
 
 
@@ -104,10 +120,10 @@ def _pair(said: str) -> tuple[str, str]:
     return key, value
 
 
-def _limit(said: str) -> int:
-    if said.isascii() and said.isdigit() and len(said) < 5 and 1 <= int(said) <= LONGEST_PAGE:
+def _whole(said: str, name: str, least: int, most: int) -> int:
+    if said.isascii() and said.isdigit() and len(said) < 12 and least <= int(said) <= most:
         return int(said)
-    raise invalid_value("limit", f"must be a whole number from 1 to {LONGEST_PAGE}")
+    raise invalid_value(name, f"must be a whole number from {least} to {most}")
 
 
 def _nanousd(said: str) -> int:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -20,13 +20,14 @@ from billing.ledger.ledger import find_row
 from billing.ledger.tables import price_editions, usage_records
 from gateway.accounts.serializers import cost_view, dollars, moment
 from gateway.reports.call_filter import REFUSED, CallFilter
-from gateway.storage.tables import refused_calls
+from gateway.storage.tables import audit_log, refused_calls
 from protocol.errors import NotFound
 from protocol.usage import Usage
 
 # Rows that a page looks at where calls are chosen by what no index has; the next page goes on from there.
 SCANNED = 10_000
 KEEP_REFUSED = 7 * 86_400.0  # seconds
+CLOCKS, WRITTEN_WITHIN = timedelta(minutes=1), timedelta(minutes=10)  # of the audit log, before and after a call
 TIMES = ("queue_ms", "first_token_ms", "prefill_ms", "decode_ms", "total_ms")
 PROCESS_LOST = "process_lost"
 LOST = "The process that ran the call ended before it: it was killed, or its machine was lost. It may be made again."
@@ -113,7 +114,7 @@ async def _codes(connection: AsyncConnection, booked: Sequence[Mapping[Any, Any]
 async def _refused(connection: AsyncConnection, wanted: CallFilter, end: UUID | None) -> list[Mapping[Any, Any]]:
     """Return refused calls, one more than the page holds, none below ``end``; beside booked ones, those too that have a
     row, for they failed."""
-    if any((wanted.route_reason, wanted.user, wanted.metadata, wanted.least_nanousd)):
+    if any((wanted.route_reason, wanted.user, wanted.metadata, wanted.least_nanousd, wanted.least_ms)):
         return []
     rows = refused_calls.c
     query = select(refused_calls).where(*_span(refused_calls, wanted))
@@ -147,6 +148,8 @@ def _chosen(rows: Any, wanted: CallFilter) -> list[ColumnElement[bool]]:
         chosen.append(rows.metadata[key].astext == value)
     if wanted.least_nanousd:
         chosen.append(rows.cost_nanousd >= wanted.least_nanousd)
+    if wanted.least_ms:
+        chosen.append(rows.total_ms >= wanted.least_ms)
     return chosen
 
 
@@ -182,7 +185,19 @@ async def _details(connection: AsyncConnection, row: Mapping[Any, Any]) -> dict[
         "held": {"tokens": row["held_tokens"], "cost_usd": dollars(row["held_nanousd"])},
         "price": {"edition": row["price"] or None, "lines": await _price_lines(connection, row)},
         "booked_on": row["booked_on"],
+        "safety": await _findings(connection, row),
     }
+
+
+async def _findings(connection: AsyncConnection, row: Mapping[Any, Any]) -> list[dict[str, Any]]:
+    """Return what the safety checks found in a call, and what became of it, as the audit log has it."""
+    acts, request_id = audit_log.c, str(row["request_id"])
+    began = datetime.fromtimestamp(milliseconds_of(request_id) / 1000, UTC)
+    then = acts.created_at.between(began - CLOCKS, max(began, row["created_at"]) + WRITTEN_WITHIN)
+    query = select(acts.action, acts.details).where(acts.team_id == row["team_id"], then)
+    query = query.where(acts.request_id == request_id, acts.action.startswith("safety.")).order_by(acts.id)
+    found = (await connection.execute(query)).all()
+    return [{"action": action.removeprefix("safety."), "findings": details["findings"]} for action, details in found]
 
 
 async def _price_lines(connection: AsyncConnection, row: Mapping[Any, Any]) -> list[dict[str, Any]] | None:

@@ -28,7 +28,7 @@ from gateway.core.settings import Fleet, Pool, ProviderSettings
 from gateway.fleet.rollouts import Rolling, rollout_key
 from gateway.storage.database import Database
 from gateway.storage.tables import teams
-from tests.support.browser import Browser, Page, browser
+from tests.support.browser import READY, Browser, Page, browser
 from tests.support.factories import make_record
 from tests.support.house import House, running_house, settings_for
 from tests.support.paying_team import PayingTeam
@@ -453,6 +453,9 @@ def test_a_limit_is_changed_where_it_stands(house: House, page: Page) -> None:
     page.fill(field, "9.5")
     page.press("Enter")
     page.wait_text("left of $9.50")
+    page.fill(f"dialog [aria-label='requests per minute of {team_id}']", "1,000")  # no number, and no end of the limit
+    page.press("Enter")
+    page.wait("document.querySelector('dialog .bad[role=alert]') !== null")
     with house.client(house.admin_key) as admin:
         limits = admin.get(f"/admin/teams/{team_id}").json()["limits"]
 
@@ -649,6 +652,41 @@ def test_what_was_seen_stays_while_the_gateway_is_away(house: House, page: Page)
     assert rows == 1
 
 
+def test_what_is_typed_outlives_the_key_that_ends(house: House, page: Page) -> None:
+    """A reader who may see the same goes on where the form stands; one of another team sees nothing of it."""
+    (team_id, _), (_, other) = new_team(house), new_team(house)
+    with house.client(house.admin_key) as admin:
+        second, third = (admin.post("/admin/keys", json={"team_id": team_id}).json() for _ in range(2))
+        enter(page, house, second["key"], "playground")
+        page.fill("#prompt", "a long thought")
+        for ended, key, kept in ((second, third["key"], True), (third, other, False)):
+            page.wait("sessionStorage.getItem('tollgate-key') !== null")
+            admin.delete(f"/admin/keys/{ended['key_id']}").raise_for_status()
+            page.look("document.querySelector('#prompt').focus()")
+            page.press("Enter")
+            page.wait_text("What you have typed is still there.")
+            page.fill("#again", "tg-wrong")
+            page.press("Enter")
+            page.wait("document.querySelectorAll('dialog [role=alert]').length === 2")
+            page.fill("#again", key)
+            page.press("Enter")
+            page.wait("!document.querySelector('dialog')")
+            page.wait(f"document.querySelector('#prompt').value === {json.dumps('a long thought' if kept else '')}")
+
+
+def test_a_deleted_team_is_told_from_a_suspended_one(house: House, page: Page) -> None:
+    """Its keys are there to be looked up, and nothing of it can be changed."""
+    team_id, _ = new_team(house)
+    with house.client(house.admin_key) as admin:
+        admin.delete(f"/admin/teams/{team_id}", params={"confirm": team_id}).raise_for_status()
+    enter(page, house, house.admin_key, "teams", team=team_id)
+    page.wait_text("its books stay")
+    page.wait_text("revoked")
+
+    assert page.look("document.querySelector('dialog .state').innerText") == "deleted"
+    assert page.look("[...document.querySelectorAll('dialog button')].map((each) => each.innerText)") == ["Close"]
+
+
 def test_no_view_is_wider_than_a_phone(house: House, page: Page) -> None:
     """At 360 pixels no view scrolls sideways, whatever the names in it."""
     new_team(house, name="a" * 100)
@@ -658,7 +696,7 @@ def test_no_view_is_wider_than_a_phone(house: House, page: Page) -> None:
         enter(page, house, key)
         for view in views:
             page.open(f"{house.url}/console/{view}")
-            page.wait("Boolean(document.querySelector('main h1 + *'))")
+            page.wait(READY)
             widths[view, key[:7]] = page.look("document.documentElement.scrollWidth")
         page.click("Sign out")
 

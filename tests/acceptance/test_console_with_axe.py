@@ -1,4 +1,5 @@
-# Every view of the console under axe-core, which npm brings: contrast, names, roles, order, in both colour schemes.
+# Every view of the console under axe-core, which npm brings: contrast, names, roles, order, in both colour schemes, on
+# a screen and on a phone.
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.browser import browser
+from tests.support.browser import READY, browser
 from tests.support.house import House
 from tests.support.paying_team import PayingTeam
 
@@ -19,8 +20,9 @@ TOLD = "const told = (one) => `${one.id}: ${one.nodes.map((node) => node.html.sl
 pytestmark = pytest.mark.peers
 
 
+@pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
-def test_every_view_is_clean(house: House, *, is_dark: bool) -> None:
+def test_every_view_is_clean(house: House, width: int, *, is_dark: bool) -> None:
     """Nothing is found in the sign-in, in any view of a team or an admin, or in the drawers of a call and a team."""
     if not AXE.is_file():
         pytest.skip("SKIPPED: axe-core is not in tests/node: npm install --prefix tests/node")
@@ -33,7 +35,7 @@ def test_every_view_is_clean(house: House, *, is_dark: bool) -> None:
     found = {}
     with browser() as chromium:
         for key, views in ((team.key, FOR_TEAMS), (house.admin_key, FOR_ADMINS)):
-            page = chromium.page(is_dark=is_dark)
+            page = chromium.page(width, is_dark=is_dark)
             page.open(f"{house.url}/console")
             page.look(AXE.read_text() + TOLD)
             found["sign-in"] = page.look(FOUND)
@@ -43,13 +45,14 @@ def test_every_view_is_clean(house: House, *, is_dark: bool) -> None:
             drawers = (f"budgets?team={team.id}", f"teams?team={team.id}") if key == house.admin_key else ()
             for view in (*views, *drawers):
                 page.open(f"{house.url}/console/{view}")
-                page.wait("Boolean(document.querySelector('main h1 + *'))")
+                page.wait(READY)
                 if view == "calls":
                     page.wait("Boolean(document.querySelector('tbody a'))")
                     page.look("document.querySelector('tbody a').click()")
                     page.wait_text("Request")
                 page.wait("document.querySelector('dialog')?.innerText.includes('Close') ?? true")
                 if view.startswith("teams?"):
+                    page.click("Safety and contents", "summary")
                     page.click("Own accounts at providers", "summary")
                     page.wait_text("Bring a key")
                 page.look(AXE.read_text() + TOLD)

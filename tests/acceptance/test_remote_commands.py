@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -14,9 +15,11 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from sqlalchemy import text
 from typer.testing import CliRunner
 
 import gateway.cli
+from gateway.storage.database import Database
 from gateway.terminal import remote_gateway
 from tests.support.house import House
 from tests.support.paying_team import PayingTeam
@@ -117,6 +120,15 @@ def test_the_nearer_word_counts(house: House, team: PayingTeam, monkeypatch: pyt
     assert [json.loads(each)["id"] for each in whose] == [team.id, house.team_id, team.id, house.team_id]
 
 
+async def age(house: House, key_id: str) -> None:
+    """Make a key one that was last used a month ago; the one it was rotated from has ended."""
+    database = Database(house.settings.database_url)
+    async with database.begin() as connection:
+        old = text("UPDATE api_keys SET last_used_at = now() - interval '31 days' WHERE id = :key_id")
+        await connection.execute(old, {"key_id": key_id})
+    await database.close()
+
+
 def test_teams_and_keys_are_looked_after_from_anywhere(
     house: House, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -139,6 +151,9 @@ def test_teams_and_keys_are_looked_after_from_anywhere(
     shown, admin_keys = as_json("teams", "show", "afar"), rows(tollgate("admin-keys", "list"))
     again = tollgate("teams", "create", "afar", exits=1).stderr
     unsaid = tollgate("teams", "delete", "afar", exits=1).stderr
+    fresh = {key["key_id"] for key in rows(tollgate("keys", "list", "--unused-days", "30"))}
+    asyncio.run(age(house, told["key_id"]))
+    unused = [key["key_id"] for key in rows(tollgate("keys", "list", "--unused-days", "30", "--team", "afar"))]
     is_ended = as_json("admin-keys", "revoke", admin["key_id"])["status"], as_json("keys", "revoke", keys[0]["key_id"])
     forbidden = tollgate("teams", "list", "--url", house.url, "--api-key", house.team_key, exits=3).stderr
     gone = as_json("teams", "delete", "afar", "--yes", "--reason", "no longer")
@@ -158,6 +173,7 @@ def test_teams_and_keys_are_looked_after_from_anywhere(
     assert (is_ended[0], is_ended[1]["status"]) == ("revoked", "revoked")
     assert "teams delete afar --yes" in unsaid and gone["deleted_at"] is not None and entry["reason"] == "no longer"
     assert "was deleted" in its_limits.stdout and "suspended" not in its_limits.stdout
+    assert told["key_id"] not in fresh and unused == [told["key_id"]]
     assert "afar" not in left and house.team_id in left
     assert "needs an admin key" in forbidden and "nothing" in at_hand
 

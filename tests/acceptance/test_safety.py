@@ -390,7 +390,10 @@ def test_what_a_team_has_redacted_leaves_by_a_name_in_its_place(strict: House, u
             secret = client.post("/v1/messages", json=body | {"max_tokens": 9, "messages": [user(f"A {SECRET}")]})
         admin.patch("/admin/teams/team_a", json={"safety": None}).raise_for_status()
         acts = until(lambda: "input_redacted" in (found := admin.get("/admin/audit-log").text) and found)
+        [act, *_] = admin.get("/admin/audit-log", params={"action": "safety.input_redacted"}).json()["data"]
+        call = until(lambda: admin.get(f"/admin/calls/{act['request_id']}").json().get("safety"))
 
+    assert [(one["action"], [*one["findings"]]) for one in call] == [("input_redacted", ["email"])]
     assert wrong.status_code == 400 and "cannot be redacted" in wrong.text
     assert "Mail [redacted email 1]." in str(upstream.requests[-1].body) and secret.status_code == 400
     assert "anna@" not in acts

@@ -26,6 +26,7 @@ FLAGS = (
 )
 KEYS = {"Enter": (13, "\r"), "Tab": (9, ""), "Escape": (27, ""), " ": (32, " ")}
 WITHIN = 15.0  # seconds
+READY = "Boolean(document.querySelector('#app[aria-busy=false] main h1 + *'))"  # a view of the console, with its data
 
 
 @contextmanager

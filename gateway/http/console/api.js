@@ -16,13 +16,14 @@ export class ApiError extends Error {
 export class Api {
   // `key` is null for a session, whose `identity` is known: { role, team_id, name, person, expires_at }; that of an admin's
   // key is asked for once it works. `refused` hears of it when the gateway does not take the key, or the session has ended;
-  // `learned`, when it is known who the key is.
+  // `learned`, when it is known who the key is; from then on `whose` names them.
   constructor(key, refused = () => {}, { identity = null, learned = () => {} } = {}) {
     this.key = key;
     this.role = key?.startsWith("tg-") ? "team" : "admin"; // no admin's key may begin like a team's
     this.identity = identity;
-    this.isLearning = this.role === "team" || identity !== null;
-    this.refused = refused;
+    this.whose = identity && whoseIs(identity);
+    this.isLearning = identity !== null;
+    this.refused = refused; // hears of the error and of this
     this.learned = learned;
     this.left = {}; // what the x-ratelimit-* headers of the last answer said, and when: { remaining, limit, at }
   }
@@ -36,11 +37,18 @@ export class Api {
     if (this.isLearning) return;
     this.isLearning = true;
     try {
-      this.identity = await this.get("/admin/me");
+      const one = await this.ask();
+      if (this.role === "admin") this.identity = one;
+      this.whose = whoseIs(one);
       this.learned();
     } catch {
       this.isLearning = false; // with the next answer
     }
+  }
+
+  // Returns who the key is: a team, or an admin.
+  ask() {
+    return this.get(this.role === "team" ? "/v1/team" : "/admin/me");
   }
 
   // The team whose admin this is, or null.
@@ -114,7 +122,7 @@ export class Api {
     const error = new ApiError(answer.status, await answer.json().catch(() => null), answer.headers.get("x-request-id"));
     if (error.code === "invalid_api_key") {
       error.message = this.key === null ? "Your session has ended. Sign in again." : "This key is not known, or no longer.";
-      this.refused(error);
+      this.refused(error, this);
     }
     throw error;
   }
@@ -128,6 +136,9 @@ export class Api {
     }
   }
 }
+
+// What two keys have in common that show the same: the team, or the role of an admin.
+export const whoseIs = (one) => JSON.stringify([one.object, one.id, one.role, one.team_id]);
 
 // The data of each server-sent event in a stream of bytes, whatever the chunks' boundaries. `patience`: milliseconds
 // without a byte after which the stream is given up.

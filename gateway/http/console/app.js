@@ -1,8 +1,8 @@
 // The console's frame: sign-in, navigation, and the view that the address names. Every view is a URL: its filters and its
 // period are in the query, so that it can be sent to a colleague; the key never is.
 
-import { Api } from "./api.js";
-import { Problem, html, href, render, useEffect, useMemo, useRef, useState } from "./ui.js";
+import { Api, whoseIs } from "./api.js";
+import { Dialog, Problem, html, href, render, useAct, useEffect, useMemo, useRef, useState, waiting } from "./ui.js";
 
 const MEMORY = "tollgate-key"; // in the tab's session storage, forgotten when the tab closes
 const READERS = ["viewer", "finance", "operator", "admin"];
@@ -44,10 +44,13 @@ function App() {
   const [key, setKey] = useState(() => sessionStorage.getItem(MEMORY));
   const [refused, setRefused] = useState(() => refusalOf(at.query)); // the last key that was not taken, and why: { key, error }
   const [session, setSession] = useState(SIGN_IN?.identity ?? null);
+  const [over, setOver] = useState(null); // the Api of what is shown, whose key or session has ended: { api, error }
+  const [visit, setVisit] = useState(0); // another one for a reader who may not see what the one before was shown
   const [, turn] = useState(0);
   const api = useMemo(() => {
     const options = { identity: key ? null : session, learned: () => turn((last) => last + 1) };
-    return (key || session) && new Api(key, (error) => leave({ key, error }), options);
+    const end = (error, of) => (of.whose ? setOver({ api: of, error }) : leave({ key, error }));
+    return (key || session) && new Api(key, end, options);
   }, [key, session]);
 
   useEffect(() => {
@@ -69,6 +72,7 @@ function App() {
     setRefused(why);
     setKey(null);
     setSession(null);
+    setOver(null);
   };
   const signOut = async () => {
     if (!key) await api.call("POST", "/console/sign-out").catch(() => {}); // one that has ended needs no end
@@ -79,6 +83,12 @@ function App() {
     setRefused(null);
     setKey(said);
   };
+  const goOn = (said, who) => {
+    if (whoseIs(who) !== over.api.whose) setVisit(visit + 1);
+    setOver(null);
+    if (said) enter(said);
+    else setSession(who);
+  };
   // Changes the query, or the view too; `replace` leaves no step to go back to.
   const go = (changes, { view = at.view, replace = false } = {}) => {
     const query = view === at.view ? { ...at.query, ...changes } : changes;
@@ -86,7 +96,8 @@ function App() {
     setAt(place());
   };
   if (!api) return html`<${SignIn} enter=${enter} refused=${refused} />`;
-  return html`<${Frame} api=${api} at=${at} go=${go} leave=${signOut} />`;
+  return html`<${Frame} key=${visit} api=${api} at=${at} go=${go} leave=${signOut} />
+    ${over?.api === api && html`<${SignInAgain} error=${over.error} isSession=${!key} goOn=${goOn} leave=${() => leave()} />`}`;
 }
 
 // Why the gateway did not let a person in who comes back from the identity provider.
@@ -119,6 +130,25 @@ function SignIn({ enter, refused }) {
     </form>
     <p class="soft">The key stays in this browser tab and is forgotten when you close it.</p>
   </main>`;
+}
+
+// Over a page whose key or session has ended: what was typed there stays for a reader who may see the same.
+function SignInAgain({ error, isSession, goOn, leave }) {
+  const act = useAct(async (said) => goOn(said, await new Api(said || null).ask()));
+  const submit = (event) => {
+    event.preventDefault();
+    act.run(isSession ? null : new FormData(event.target).get("key").trim());
+  };
+  return html`<${Dialog} title="Sign in again" kind="again" close=${() => {}}><form onSubmit=${submit}>
+    <h2>Sign in again</h2>
+    <p role="alert">${error.message} What you have typed is still there.</p>
+    ${isSession
+      ? html`<p><a href="/console/sign-in?there=/console" target="_blank" rel="opener">Sign in with ${SIGN_IN.name}</a> in another tab, then go on here.</p>`
+      : html`<label for="again">Key</label><input id="again" name="key" type="password" autocomplete="off" spellcheck=${false} required placeholder="tg-… or tgadmin-…" />`}
+    ${act.error && html`<p class="bad" role="alert">${act.error.message}</p>`}
+    <button class="main" disabled=${act.isBusy}>Go on</button>
+    <button type="button" class="quiet" onClick=${leave}>Leave, and lose it</button>
+  </form><//>`;
 }
 
 function Frame({ api, at, go, leave }) {
@@ -174,6 +204,7 @@ function View({ name, ...shared }) {
   useEffect(() => {
     import(`./views/${name}.js`).then((module) => setLoaded(() => module.default), setError);
   }, [name]);
+  useEffect(() => (loaded || error ? undefined : waiting()), [loaded, error]);
   if (error) return html`<${Problem} error=${error} />`;
   return loaded && html`<${loaded} ...${shared} />`;
 }

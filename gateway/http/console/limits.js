@@ -32,7 +32,8 @@ export function Limit({ api, label, now = null, name, save }) {
   const [said, setSaid] = useState(null);
   const act = useAct(async () => {
     const text = said.trim();
-    await save(text === "" ? null : name.startsWith("usd") ? text : Number(text));
+    const isNumber = !name.startsWith("usd") && !Number.isNaN(Number(text)); // JSON has null for NaN, which takes a limit away
+    await save(text === "" ? null : isNumber ? Number(text) : text);
     setSaid(null);
   });
   const keep = (event) => {

@@ -7,7 +7,8 @@ let typed = null; // the Api of an admin's typed key
 
 // Returns [the Api to call with or null, the field to type a key in or null].
 export function useTeamKey(api) {
-  const [own, setOwn] = useState(api.role === "team" ? api : typed);
+  const [own, setOwn] = useState(typed);
+  if (api.role === "team") return [api, null];
   if (own !== null) return [own, null];
   const submit = (event) => {
     event.preventDefault();

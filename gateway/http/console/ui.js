@@ -23,6 +23,7 @@ export const today = () => new Date().toISOString().slice(0, 10);
 const daysAgo = (days) => new Date(Date.now() - days * DAY).toISOString().slice(0, 10);
 export const PERIODS = {
   today: ["Today", () => [today(), today()]],
+  yesterday: ["Yesterday", () => [daysAgo(1), daysAgo(1)]],
   "7d": ["7 days", () => [daysAgo(6), today()]],
   "30d": ["30 days", () => [daysAgo(29), today()]],
   month: ["This month", () => [`${today().slice(0, 8)}01`, today()]],
@@ -111,7 +112,7 @@ export const owed = (sums) => Number(sums.cost_usd) + Number(sums.corrections?.c
 const MOODS = {
   ...{ active: "good", completed: "good", closed: "good", ok: "good" },
   ...{ interrupted: "warn", expired: "warn", half_open: "warn", cancelling: "warn", draining: "warn", degraded: "warn", stale: "warn", stuck: "warn" },
-  ...{ failed: "bad", refused: "bad", blocked: "bad", revoked: "bad", suspended: "bad", open: "bad", rolled_back: "bad" },
+  ...{ failed: "bad", refused: "bad", blocked: "bad", revoked: "bad", suspended: "bad", deleted: "bad", open: "bad", rolled_back: "bad" },
 };
 
 export const State = ({ of }) => html`<span class="state ${MOODS[of] ?? ""}">${String(of).replaceAll("_", " ")}</span>`;
@@ -128,18 +129,20 @@ export function Problem({ error, again, dismiss }) {
   </div>`;
 }
 
-// columns: [heading, row => cell, class: "number", "wide" (left out on a phone) or both]
+// columns: [heading, row => cell, class: "number", "wide" (left out on a phone), "name" (cut where it is long), or several]
 export function Table({ label, columns, rows, keyOf, empty, foot }) {
   if (!rows.length) return html`<${Empty}>${empty ?? "Nothing in this period."}<//>`;
   return html`<div class="scroll" role="region" aria-label=${label} tabindex="0"><table>
     <thead><tr>${columns.map(([heading, , kind]) => html`<th scope="col" class=${kind}>${heading}</th>`)}</tr></thead>
-    <tbody>${rows.map((row) => html`<tr key=${keyOf(row)}>${columns.map(([, cell, kind]) => html`<td class=${kind}>${cell(row)}</td>`)}</tr>`)}</tbody>
+    <tbody>${rows.map((row) => html`<tr key=${keyOf(row)}>${columns.map(([, cell, kind]) => html`<td class=${kind} onMouseEnter=${kind?.includes("name") ? tell : null}>${cell(row)}</td>`)}</tr>`)}</tbody>
     ${foot && html`<tfoot><tr>${columns.map(([, , kind], place) => html`<td class=${kind}>${foot[place]}</td>`)}</tr></tfoot>`}
   </table></div>`;
 }
 
+const tell = ({ currentTarget: cell }) => (cell.title = cell.innerText);
+
 export function Figure({ label, value, exact, children }) {
-  return html`<div class="figure"><p class="soft">${label}</p><p class="large" title=${exact}>${value}</p><p class="soft">${children || " "}</p></div>`;
+  return html`<div class="figure"><p class="soft">${label}</p><p class="large" title=${exact}>${typeof value === "string" ? value.replace("−$", "−\u2060$") : value}</p><p class="soft">${children || " "}</p></div>`;
 }
 
 // Used, held and left of a limit in one bar; or how far something is that may be full (`isGoal`), in `said` where a share is not enough.
@@ -156,18 +159,21 @@ export function Meter({ label, used, held = 0, limit, shown, isGoal = false, sai
   </div>`;
 }
 
-// A panel over the page, for one thing; Escape closes it, and focus goes back to where it was.
-export function Drawer({ title, close, children }) {
+// What lies over the page; Escape closes it, and focus goes back to where it was.
+export function Dialog({ title, kind, close, children }) {
   const panel = useRef();
   useEffect(() => {
     panel.current.showModal();
     return () => panel.current?.close();
   }, []);
   const outside = (event) => event.target === panel.current && close();
-  return html`<dialog ref=${panel} class="drawer" aria-label=${title} onCancel=${(event) => (event.preventDefault(), close())} onClick=${outside}>
-    <div class="inside"><div class="drawer-head"><h2>${title}</h2><button class="quiet" onClick=${close}>Close</button></div>${children}</div>
-  </dialog>`;
+  return html`<dialog ref=${panel} class=${kind} aria-label=${title} onCancel=${(event) => (event.preventDefault(), close())} onClick=${outside}>${children}</dialog>`;
 }
+
+// A panel beside the page, for one thing.
+export const Drawer = ({ title, close, children }) => html`<${Dialog} title=${title} kind="drawer" close=${close}>
+  <div class="inside"><div class="drawer-head"><h2>${title}</h2><button class="quiet" onClick=${close}>Close</button></div>${children}</div>
+<//>`;
 
 export function Copy({ text, words = "Copy", done = () => {} }) {
   const [said, setSaid] = useState(null);
@@ -185,6 +191,14 @@ export function Facts({ rows }) {
 }
 
 // ---- data
+
+// Tells the page that something is waited for, until what is returned is called: a line below its head moves.
+let awaited = 0;
+export function waiting() {
+  const mark = (more) => document.getElementById("app").setAttribute("aria-busy", (awaited += more) > 0);
+  mark(1);
+  return () => mark(-1);
+}
 
 // What `path` answers: { data, error, at, again }. While it is asked again, and when that fails, the last answer stays.
 // `every`: milliseconds after which it is asked again while the page is seen; null: only by `again`.
@@ -212,6 +226,7 @@ export function useData(api, path, { every = null } = {}) {
   }, [api, path, every, turn]);
   const again = useCallback(() => setTurn((last) => last + 1), []);
   const isFresh = state.path === path;
+  useEffect(() => (path === null || isFresh ? undefined : waiting()), [path, isFresh]);
   return { data: isFresh || state.error === null ? state.data : null, error: isFresh ? state.error : null, at: state.at, again };
 }
 

@@ -37,7 +37,7 @@ async def get_calls(request: AnyRequest) -> Response[bytes]:
 
     ``limit`` (1 to 200) and ``after`` (``next`` of the page before) page; ``from`` and ``to`` are UTC days or moments.
     ``key``, ``model``, ``status`` (answered, interrupted, failed, blocked, superseded, refused), ``route_reason``,
-    ``user``, ``metadata=KEY:VALUE`` and ``min_cost_usd`` choose. Reading counts against no rate of the team.
+    ``user``, ``metadata=KEY:VALUE``, ``min_cost_usd`` and ``min_ms`` choose. Reading counts against no rate of a team.
     """
     caller = caller_of(request)
     part_of(request, ReadLimit).take(caller.team.id)

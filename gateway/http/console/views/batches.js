@@ -14,7 +14,7 @@ export default function Batches({ api, role, query, go }) {
     ["Status", (batch) => html`<${State} of=${batch.status} />`],
     ...(role === "admin" ? [["Team", (batch) => batch.team_id, "name wide"]] : []),
     ["Model", (batch) => batch.model ?? "several", "name wide"],
-    ["Done", (batch) => html`${count(doneOf(batch))}<span class="soft"> of ${count(batch.request_counts.total)}</span>`, "number"],
+    ["Done", (batch) => html`${count(doneOf(batch))}<span class="soft wide"> of ${count(batch.request_counts.total)}</span>`, "number"],
     ["Failed", (batch) => count(batch.request_counts.failed), "number wide"],
     ["Ready at", (batch) => (batch.ended_at ? when(batch.ended_at) : batch.estimated_completion ? `~ ${clock(batch.estimated_completion)}` : "–"), "number wide"],
     ["Cost", (batch) => usdWith(batch.usage.cost_usd, 6), "number"],
@@ -61,8 +61,8 @@ function OneBatch({ api, role, batch: listed, id, again, close }) {
   return html`<${Drawer} title="Batch" close=${close}>
     ${alone.error && html`<${Problem} error=${alone.error} again=${alone.again} />`}
     ${batch && html`
-      <div><p class="large">${count(doneOf(batch))} of ${count(batch.request_counts.total)}</p><p><${State} of=${batch.status} /> ${rateOf(batch)}</p></div>
-      <${Meter} label="Done" used=${doneOf(batch)} limit=${batch.request_counts.total} shown=${count} isGoal=${true} />
+      <div><p class="large">${batch.request_counts.total ? `${count(doneOf(batch))} of ${count(batch.request_counts.total)}` : isOpen ? "Its lines are being checked" : "None of its lines was run"}</p><p><${State} of=${batch.status} /> ${rateOf(batch)}</p></div>
+      ${batch.request_counts.total > 0 && html`<${Meter} label="Done" used=${doneOf(batch)} limit=${batch.request_counts.total} shown=${count} isGoal=${true} />`}
       ${batch.warning && html`<p class="warn">${batch.warning}</p>`}
       <${Facts} rows=${[
         ["Batch", html`<code>${batch.batch_id}</code>`],
@@ -79,7 +79,7 @@ function OneBatch({ api, role, batch: listed, id, again, close }) {
         ["Callback", batch.callback_url],
       ]} />
       ${failures.length > 0 && html`<${Table} label="Failures" columns=${[["Failed with", ([code]) => code], ["Requests", ([, items]) => count(items), "number"]]} rows=${failures} keyOf=${([code]) => code} />`}
-      ${batch.errors?.length > 0 && html`<${Table} label="Errors" columns=${[["Code", (one) => one.code], ["Message", (one) => one.message, "long"]]} rows=${batch.errors} keyOf=${(one) => one.code + one.message + one.line} />`}
+      ${batch.errors?.length > 0 && html`<${Table} label="Errors" columns=${[["Line", (one) => count(one.line), "number"], ["Code", (one) => one.code], ["Message", (one) => one.message, "long"]]} rows=${batch.errors} keyOf=${(one) => one.code + one.message + one.line} />`}
       ${act.error && html`<${Problem} error=${act.error} dismiss=${act.forget} />`}
       <div class="bar">
         ${role === "team" && html`<button class="main" disabled=${act.isBusy} onClick=${() => act.run("results")}>Download results</button>`}

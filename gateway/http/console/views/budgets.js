@@ -16,6 +16,7 @@ const RATES = [
   ["tokens_per_minute", "Tokens a minute", "tokens"],
   ["concurrent_requests", "Requests at once", null],
 ];
+const LIMITS = { ...Object.fromEntries(RATES), tokens_per_day: "Tokens a day", usd_per_day: "Dollars a day", usd_per_month: "Dollars a month" };
 const MINUTE = 60_000; // ms for which what is left of a minute is known
 const PAGE = 200; // teams
 
@@ -114,7 +115,7 @@ function OneTeam({ api, id, close }) {
   return html`<${Drawer} title=${team ? team.name || team.id : id} close=${close}>
     ${error && html`<${Problem} error=${error} again=${again} />`}
     ${team && html`<section><${Bars} scope=${team} left=${{}} /></section>
-      <section><h3>Limits</h3>${Object.keys(team.limits).map((name) => html`<div class="bar"><span>${name.replaceAll("_", " ").replace("usd", "dollars")}</span><span class="end"><${Limit} ...${limitOf(api, team, name, again)} /></span></div>`)}</section>
+      <section><h3>Limits</h3>${Object.keys(team.limits).map((name) => html`<div class="bar"><span>${LIMITS[name]}</span><span class="end"><${Limit} ...${limitOf(api, team, name, again)} /></span></div>`)}</section>
       ${Object.keys(NAMED).map((field) => html`<${Named} key=${field} api=${api} team=${team} field=${field} again=${again} />`)}
       <p><a href=${href("calls", { team: team.id })}>Its calls</a> · <a href=${href("overview", { team: team.id })}>Its overview</a> · <a href=${href("teams", { team: team.id })}>Its keys</a></p>`}
   <//>`;

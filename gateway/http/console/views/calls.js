@@ -17,6 +17,7 @@ const CHOICES = {
   metadata: "Metadata (KEY:VALUE)",
   route_reason: "Route reason",
   min_cost_usd: "Least cost in $",
+  min_ms: "Least time in ms",
 };
 
 export default function Calls({ api, role, query, go }) {
@@ -51,7 +52,7 @@ export default function Calls({ api, role, query, go }) {
   const open = (call) => href("calls", { ...query, call: call.request_id });
   const columns = [
     ["Time, UTC", (call) => html`<a href=${open(call)}>${when(call.created_at)}</a>`],
-    ["Status", (call) => html`<${State} of=${call.status} />${call.code && html` <span class="soft wide">${call.code}</span>`}`],
+    ["Status", (call) => html`<${State} of=${call.status} />${call.code && html` <span class="soft wide code" title=${call.code}>${call.code}</span>`}`],
     ...(role === "admin" ? [["Team", (call) => call.team_id, "name wide"]] : []),
     ["Model", modelOf, "name"],
     ["Input", (call) => count(call.input_tokens), "number wide"],
@@ -124,6 +125,7 @@ function fits(call, query) {
     && (!query.model || [call.model_used, call.model_asked].includes(query.model))
     && (!query.key || call.key_id === query.key)
     && (!query.route_reason || call.route_reason === query.route_reason)
+    && (!query.min_ms || call.total_ms >= Number(query.min_ms))
     && (!query.min_cost_usd || Number(call.cost_usd) >= Number(query.min_cost_usd));
 }
 
@@ -212,6 +214,7 @@ function OneCall({ call, role }) {
       ["Metadata", call.metadata && Object.entries(call.metadata).map(([name, value]) => `${name}: ${value}`).join(", ")],
       ["Caller’s own id", call.client_request_id],
       ["Tier", call.tier],
+      ["Safety", call.safety?.map((one) => `${one.action.replaceAll("_", " ")}: ${Object.keys(one.findings).join(", ")}`).join("; ")],
       ["Held before", call.held && `${usdWith(call.held.cost_usd, 6)} and ${count(call.held.tokens)} tokens, against ${usdWith(call.cost_usd, 6)} charged`],
     ]} />
     ${call.price?.lines?.length > 0 && html`<${PriceLines} call=${call} />`}

@@ -1,7 +1,7 @@
 // What all teams owe for a period, and what it cost the operator: the report of GET /admin/report, by team or by model.
 
 import {
-  PeriodBar, Figure, Problem, Table, count, html, path, percent, periodOf, usd, useAct, useData, href,
+  PeriodBar, Figure, Problem, Table, count, html, path, percent, periodOf, usd, usdWith, useAct, useData, href,
 } from "../ui.js";
 
 const USUAL = "month";
@@ -30,7 +30,7 @@ function Report({ data, by, go, download }) {
     ["Requests", (row) => count(row.requests), "number wide"],
     ["Input tokens", (row) => count(row.input_tokens), "number wide"],
     ["Output tokens", (row) => count(row.output_tokens), "number wide"],
-    ["$ a million", (row) => (row.usd_per_million_tokens === null ? "–" : Number(row.usd_per_million_tokens).toFixed(2)), "number wide"],
+    ["A million tokens", (row) => (row.usd_per_million_tokens === null ? "–" : usdWith(row.usd_per_million_tokens, 2)), "number wide"],
     ["Share", (row) => percent(row.share_of_cost), "number"],
     ["Cost", (row) => usd(row.cost_usd, among), "number"],
   ];

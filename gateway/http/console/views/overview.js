@@ -13,6 +13,7 @@ const DAY = 86_400_000; // ms
 const SHOWN = {
   cost_usd: ["Cost", (value) => usd(value), usdTicks],
   requests: ["Requests", count],
+  errors: ["Errors", count],
   tokens: ["Tokens", compact],
   first_token_ms: ["First token, p95", duration],
 };
@@ -115,6 +116,7 @@ function Lines({ series, by, period }) {
   const link = (line) => {
     const name = nameOf(line, by);
     if (by === "provider" || !line[by]) return name;
+    if (by === "team") return html`<a href=${href("overview", { ...period, team: line.team })}>${name}</a>`; // on what, by model
     return html`<a href=${href("calls", { ...period, period: period.period ?? (period.from ? null : "today"), [by]: line[by] })}>${name}</a>`;
   };
   const isKnown = (metric) => rows.some((line) => line[metric].total !== null); // not line by line of all teams' long times

@@ -1,9 +1,11 @@
 // Teams, their keys, and the keys that they bring for providers: search, create, suspend, delete, rotate, revoke. A new key is shown once by the gateway; this tab keeps it
 // until its reader says that it is copied.
 
+import { Limit } from "../limits.js";
 import { Copy, Drawer, Problem, State, Table, day, href, html, path, useAct, useData, useEffect, useState, whole } from "../ui.js";
 
 const PAGE = 50; // teams
+const stateOf = (team) => (team.deleted_at ? "deleted" : team.suspended ? "suspended" : "active");
 const MADE = "tollgate-new-keys"; // in the tab's session storage: keys that are not yet said to be copied
 
 export default function Teams({ api, query, go }) {
@@ -13,8 +15,8 @@ export default function Teams({ api, query, go }) {
   const [isNew, setNew] = useState(false);
   const columns = [
     ["Team", (team) => html`<a href=${href("teams", { ...query, team: team.id })}>${team.name || team.id}</a>`, "name"],
-    ["Id", (team) => html`<code>${team.id}</code>`, "wide"],
-    ["State", (team) => html`<${State} of=${team.suspended ? "suspended" : "active"} />`],
+    ["Id", (team) => html`<code>${team.id}</code>`, "name wide"],
+    ["State", (team) => html`<${State} of=${stateOf(team)} />`],
     ["Models", (team) => (team.allowed_models === null ? "all" : team.allowed_models.length), "number wide"],
     ["Weight", (team) => team.weight, "number wide"],
     ["Made", (team) => day(team.created_at), "number"],
@@ -71,6 +73,7 @@ function OneTeam({ api, id, close, changed }) {
     keys.again();
     changed();
   });
+  const isGone = Boolean(team.data?.deleted_at);
   const suspend = () => {
     const { suspended } = team.data;
     if (!suspended && !confirm(`Suspend ${id}? All of its calls are refused at once, until it is resumed.`)) return;
@@ -108,16 +111,31 @@ function OneTeam({ api, id, close, changed }) {
     ${(team.error ?? keys.error) && html`<${Problem} error=${team.error ?? keys.error} again=${() => (team.again(), keys.again())} />`}
     ${act.error && html`<${Problem} error=${act.error} dismiss=${act.forget} />`}
     <${NewKeys} team=${id} />
-    ${team.data && html`<div class="bar"><code>${id}</code><${State} of=${team.data.suspended ? "suspended" : "active"} />
-      <span class="soft">made ${whole(team.data.created_at)}</span>
-      ${api.may() && html`<span class="end"><button class=${team.data.suspended ? "" : "danger"} onClick=${suspend}>${team.data.suspended ? "Resume" : "Suspend"}</button><button class="danger" onClick=${erase}>Delete</button></span>`}</div>
+    ${team.data && html`<div class="bar"><code>${id}</code><${State} of=${stateOf(team.data)} />
+      <span class="soft">${isGone ? `at ${whole(team.data.deleted_at)}; its books stay` : `made ${whole(team.data.created_at)}`}</span>
+      ${api.may() && !isGone && html`<span class="end"><button class=${team.data.suspended ? "" : "danger"} onClick=${suspend}>${team.data.suspended ? "Resume" : "Suspend"}</button><button class="danger" onClick=${erase}>Delete</button></span>`}</div>
       <p><a href=${href("calls", { team: id })}>Its calls</a> · <a href=${href("overview", { team: id })}>Its overview</a>${!api.team && html` · <a href=${href("budgets", { team: id })}>Its budgets</a>`}</p>`}
     ${keys.data && html`<section><h3>Keys</h3>
       <${Table} label="Keys" columns=${columns} rows=${keys.data.data} keyOf=${(key) => key.key_id} empty="No keys yet." />
       ${keys.data.has_more && html`<p class="soft">The first 200 keys. “tollgate keys list --team ${id}” lists all.</p>`}</section>
-      ${api.may("team-admin") && html`<form class="row" onSubmit=${create}><label>Where the new key is used<input name="name" autocomplete="off" /></label><button class="main" disabled=${act.isBusy}>New key</button></form>`}`}
-    ${team.data && html`<${OwnAccounts} api=${api} team=${team.data} change=${(changes) => act.run(() => api.call("PATCH", `/admin/teams/${encodeURIComponent(id)}`, changes))} />`}
+      ${api.may("team-admin") && !isGone && html`<form class="row" onSubmit=${create}><label>Where the new key is used<input name="name" autocomplete="off" /></label><button class="main" disabled=${act.isBusy}>New key</button></form>`}`}
+    ${team.data && !isGone && html`<${Policy} api=${api} team=${team.data} again=${team.again} /><${OwnAccounts} api=${api} team=${team.data} change=${(changes) => act.run(() => api.call("PATCH", `/admin/teams/${encodeURIComponent(id)}`, changes))} />`}
   <//>`;
+}
+
+// What becomes of finds in what a team's calls ask and are answered, and how long both are kept.
+const LEVELS = { "": "as the deployment has it", block: "blocked", flag: "flagged", off: "let through" };
+
+function Policy({ api, team, again }) {
+  const change = useAct(async (said) => (await api.call("PATCH", `/admin/teams/${encodeURIComponent(team.id)}`, said), again()));
+  const level = (name, label) => html`<label>${label}<select value=${team.safety?.[name] ?? ""} disabled=${!api.may() || change.isBusy} onChange=${(event) => change.run({ safety: { [name]: event.target.value || null } })}>
+    ${Object.entries(LEVELS).map(([value, said]) => html`<option key=${value} value=${value}>${said}</option>`)}</select></label>`;
+  const keepFor = async (days) => (await api.call("PATCH", `/admin/teams/${encodeURIComponent(team.id)}`, { contents: days && { keep_days: days } }), again());
+  return html`<details><summary>Safety and contents</summary><section>
+    <div class="row">${level("input", "Finds in requests are")}${level("output", "Finds in answers are")}</div>
+    ${change.error && html`<${Problem} error=${change.error} dismiss=${change.forget} />`}
+    <div class="bar"><span>Days for which requests and answers are kept</span><span class="end"><${Limit} api=${api} label="Days for which contents are kept" now=${team.contents?.keep_days} name="keep_days" save=${keepFor} /></span></div>
+  </section></details>`;
 }
 
 // ---- keys that a team brings for providers
