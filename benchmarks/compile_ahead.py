@@ -438,7 +438,8 @@ def _experts() -> Iterator[Variant]:
             types |= {"scales": "*u8"} if weight == "mxfp4" else {}
             kind = f"{'sorted' if pairs > 1 else 'single'} tiles of {shape.rows} rows, {weight}"
             kernel = experts.grouped_product_kernel
-            yield Variant(f"experts' {name}, {kind}", kernel, types, constants, shape.num_warps, shape.num_stages)
+            stages = experts.stages_of(shape, is_whole=weight in ("bf16", "fp32"))
+            yield Variant(f"experts' {name}, {kind}", kernel, types, constants, shape.num_warps, stages)
 
 
 def _adapters() -> Iterator[Variant]:

@@ -26,6 +26,7 @@ from gpu_backend.execution.warm_up import (
     plans_of_no_request,
     seconds_per_copy,
 )
+from gpu_backend.hardware.capability import check_capability
 from gpu_backend.hardware.capacity import affordable_blocks, possible_length, requested_length
 from gpu_backend.hardware.device_memory import DeviceMemory
 from gpu_backend.hardware.roofline import Roofline, measure_roofline
@@ -81,6 +82,9 @@ class Runner(StepRunner):
         self._ranks = ranks
         self._leads = ranks is None or ranks.rank == 0
         self.device = _choose_device(config.device.device, ranks.rank if ranks else 0)
+        if self.device.type == "cuda":
+            card = torch.cuda.get_device_properties(self.device)
+            check_capability(config, model_config, (card.major, card.minor))
         self.is_asynchronous = self.device.type == "cuda"  # it computes while the host goes on
         self.dtype = DTYPES.get(config.device.dtype, torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         self.block_size = config.cache.block_size

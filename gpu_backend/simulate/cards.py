@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from gpu_backend.hardware.capability import has_float8, has_latent_attention
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.config.packed_format import PackedFormat
@@ -72,6 +73,13 @@ def formats(config: ModelConfig) -> tuple[str, ...]:
     return ("bf16", "int4") if config.has_sinks else tuple(PRECISIONS)
 
 
+def formats_on(config: ModelConfig, device: Device) -> tuple[str, ...]:
+    """Return those of them that its kernels run in on a card."""
+    if config.latent is not None and not has_latent_attention(device.capability):
+        return ()
+    return tuple(each for each in formats(config) if each != "fp8" or has_float8(device.capability))
+
+
 def least_layout(config: ModelConfig, device: Device) -> Layout | None:
     """Return how the fewest cards hold the model and a sequence, in the widest precision that so many hold.
 
@@ -79,7 +87,7 @@ def least_layout(config: ModelConfig, device: Device) -> Layout | None:
     """
     cards = 1
     while cards <= MOST_CARDS:
-        for precision in formats(config):
+        for precision in formats_on(config, device):
             layout = Layout(config, precision, device, *_split(config, precision, cards))
             if layout.tokens >= SEQUENCE:
                 return layout
@@ -106,12 +114,16 @@ def page() -> Iterator[str]:
         yield from ("", f"## {name}", "")
         yield "| model | weights | cards | sequences of 8,192 | decodes, tokens/s: 1 | 32 | 256 | prompts, tokens/s |"
         yield "| --- | --- | --- | --: | --: | --: | --: | --: |"
-        yield from (_row(model, least_layout(config, device)) for model, config in PUBLISHED.items())
+        for model_name, config in PUBLISHED.items():
+            layout = least_layout(config, device)
+            if layout is not None:
+                yield _row(model_name, layout)
+            else:
+                why = f"more than {MOST_CARDS} cards" if formats_on(config, device) else "kernels do not fit"
+                yield f"| {model_name} | {why} | | | | | | |"
 
 
-def _row(name: str, layout: Layout | None) -> str:
-    if layout is None:
-        return f"| {name} | more than {MOST_CARDS} cards in every format | | | | | | |"
+def _row(name: str, layout: Layout) -> str:
     cards = f"{layout.ranks * layout.stages}" + (f" ({layout.ranks} × {layout.stages})" if layout.stages > 1 else "")
     cards += " by expert" if layout.by_expert else ""
     rates = (*(layout.decoded(count) for count in DECODES), layout.prefilled())

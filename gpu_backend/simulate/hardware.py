@@ -32,6 +32,7 @@ class Device:
     flops: float
     host_link: float  # bytes per second in one direction
     link: float  # to another of its machine, the same way
+    capability: tuple[int, int]  # compute capability: what kernels can run
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +109,12 @@ def model_of(config: ModelConfig) -> Model:
 
 
 DEVICES = {
-    "l4": Device(24e9, 0.3e12, 121e12, 32e9, 32e9),
-    "l40s": Device(48e9, 0.864e12, 362e12, 32e9, 32e9),
-    "a100-80gb": Device(80e9, 2.039e12, 312e12, 32e9, 300e9),
-    "h100": Device(80e9, 3.35e12, 989e12, 64e9, 450e9),
-    "h200": Device(141e9, 4.8e12, 989e12, 64e9, 450e9),
-    "b200": Device(180e9, 7.7e12, 2250e12, 64e9, 900e9),
+    "l4": Device(24e9, 0.3e12, 121e12, 32e9, 32e9, (8, 9)),
+    "l40s": Device(48e9, 0.864e12, 362e12, 32e9, 32e9, (8, 9)),
+    "a100-80gb": Device(80e9, 2.039e12, 312e12, 32e9, 300e9, (8, 0)),
+    "h100": Device(80e9, 3.35e12, 989e12, 64e9, 450e9, (9, 0)),
+    "h200": Device(141e9, 4.8e12, 989e12, 64e9, 450e9, (9, 0)),
+    "b200": Device(180e9, 7.7e12, 2250e12, 64e9, 900e9, (10, 0)),
 }
 
 

@@ -373,7 +373,7 @@ def simulated_card() -> Iterator[Card]:
         yield
 
     stream = Stream()
-    properties = SimpleNamespace(multi_processor_count=132, name="simulated", total_memory=141 << 30)
+    properties = SimpleNamespace(multi_processor_count=132, name="simulated", total_memory=141 << 30, major=9, minor=0)
     cuda = {
         "is_available": lambda: True, "device_count": lambda: 1, "set_device": lambda _: None,
         "_lazy_init": lambda: None, "get_device_properties": lambda *_: properties,

@@ -30,6 +30,12 @@ def experts_shape(pairs: int, experts: int, batch_invariant: bool = False) -> Pr
     return FEW if pairs <= MOST_PAIRS[1] * experts else SOME if pairs <= MOST_PAIRS[2] * experts else MANY
 
 
+def stages_of(shape: ProductShape, is_whole: bool) -> int:
+    """Return how many tiles are read ahead: of whole weights one less, which fits an L4, and lets an H100 hold three
+    programs at once rather than two."""
+    return 3 if is_whole and shape is FEW else shape.num_stages
+
+
 def depth_of(shape: ProductShape, itemsize: int, packed: bool = False, group: int = 0) -> int:
     """Return how many inputs are multiplied at a time: as many bytes of any type; packed, what registers hold, and no
     more than have a scale together, where there is a ``group`` of such."""
@@ -165,7 +171,7 @@ def _multiply(
         PACKED=packed,
         BIASED=bias is not None, CLAMPED=clamp is not None,
         PRECISION="tf32x3" if x.dtype == torch.float32 else "tf32",
-        num_warps=shape.num_warps, num_stages=shape.num_stages,
+        num_warps=shape.num_warps, num_stages=stages_of(shape, scales is None),
     )  # fmt: skip
 
 

@@ -1,0 +1,37 @@
+# What kernels need of a GPU: float8, and shared memory. Known from compiling them for cards that were not there.
+
+from __future__ import annotations
+
+from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.model import ModelConfig
+from gpu_backend.step.config import EngineConfig
+
+FLOAT8_FROM = (8, 9)  # Triton compiles no float8 (e4m3) for a compute capability below
+LITTLE_SHARED = ((8, 6), (8, 9), (12, 0))  # 99 KiB of shared memory a program: A10, L4, L40S, RTX
+LATENT_KIB = 112  # that a tile of attention over latent vectors takes
+
+
+def check_capability(config: EngineConfig, model: ModelConfig, capability: tuple[int, int]) -> None:
+    """Raise ``UnsupportedModel`` where kernels cannot run on a GPU of that compute capability."""
+    named = f"this GPU has compute capability {capability[0]}.{capability[1]}"
+    asked = {"quantization": config.checkpoint.quantization, "kv_cache_dtype": config.cache.kv_cache_dtype}
+    asked["the checkpoint's weights"] = model.packed.method if model.packed is not None else None
+    for name, value in asked.items():
+        if value == "fp8" and not has_float8(capability):
+            raise UnsupportedModel(
+                f"{named}, and float8 needs 8.9 or more (L4, L40S, H100): {name} cannot be fp8; take int8, or 16 bits"
+            )
+    if model.latent is not None and not has_latent_attention(capability):
+        raise UnsupportedModel(
+            f"{named}, whose programs have 99 KiB of shared memory; attention over latent vectors takes {LATENT_KIB}"
+        )
+
+
+def has_float8(capability: tuple[int, int]) -> bool:
+    """Whether kernels with float8 can be compiled for it."""
+    return capability >= FLOAT8_FROM
+
+
+def has_latent_attention(capability: tuple[int, int]) -> bool:
+    """Whether a tile of attention over latent vectors fits its shared memory."""
+    return capability not in LITTLE_SHARED

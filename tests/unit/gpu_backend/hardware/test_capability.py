@@ -1,0 +1,32 @@
+# What a GPU cannot run is refused at start, with what would be right.
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpu_backend.hardware.capability import check_capability
+from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.packed_format import PackedFormat
+from gpu_backend.simulate.hardware import PUBLISHED
+from gpu_backend.step.config import engine_config
+
+
+@pytest.mark.parametrize("asked", [{"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}, {}])
+def test_float8_is_refused_below_its_capability(asked: dict[str, Any]) -> None:
+    """Of weights, of the cache, and as the checkpoint has it; an L4 has it, and an A100 runs 16 bits."""
+    model = replace(PUBLISHED["Llama-3.1-8B"], packed=None if asked else PackedFormat("fp8"))
+
+    with pytest.raises(UnsupportedModel, match=r"capability 8\.0, and float8 needs 8\.9 or more .* take int8"):
+        check_capability(engine_config("x", **asked), model, (8, 0))
+    check_capability(engine_config("x", **asked), model, (8, 9))
+    check_capability(engine_config("x"), PUBLISHED["Llama-3.1-8B"], (8, 0))
+
+
+def test_latent_attention_needs_shared_memory() -> None:
+    """An L40S has too little for it; an A100 has enough."""
+    with pytest.raises(UnsupportedModel, match="99 KiB of shared memory; attention over latent vectors takes 112"):
+        check_capability(engine_config("x"), PUBLISHED["GLM-4.7-Flash"], (8, 9))
+    check_capability(engine_config("x"), PUBLISHED["GLM-4.7-Flash"], (8, 0))
