@@ -140,6 +140,8 @@ class Membership:
             member = Member(said=said, heard_at=now, heard_on=unix, refused=self._refusal_of(said))
             if known is not None:  # what is read for the first time may be of one that is dead
                 self._anew.add(said.instance_id)
+        elif known is not None and known.refused is None and now - known.heard_at <= GONE:
+            return  # it may have lain in a connection to a Redis that was silent: the next one tells
         else:  # it was recorded, or the clocks differ; no call goes by it
             why = f"its announcement is {age:.0f} s old by the gateway's clock"
             heard_at = now - GONE if known is None else known.heard_at

@@ -161,6 +161,21 @@ def test_time_without_a_look_is_no_silence() -> None:
     assert gateway.hear(said(2), said(5, "b", at=8.7, base_url=other), at=8.7) == (other,)
 
 
+def test_what_lay_in_a_silent_redis_refuses_no_replica() -> None:
+    """A heartbeat that was sent as it fell silent is executed when it speaks again, older than clocks may differ. A
+    clock that goes on to differ is told all the same."""
+    gateway, back = Gateway(), SKEW + 8
+    for number in (1, 2):
+        gateway.hear(said(number, at=number / 10), at=number / 10)
+    asked = [gateway.hear(said(3, at=0.3), at=back + at) for at in (0.1, 0.9)]
+    asked.append(gateway.hear(said(4, at=back + 1), at=back + 1))
+    for at in (12, 24):
+        gateway.hear(said(5, at=0.4), at=back + at)
+
+    assert asked == [(HERE,)] * 3
+    assert "old by the gateway's clock" in str(gateway.pool.members()[0].refused)
+
+
 def test_a_dead_replica_is_lost_to_a_busy_machine_too() -> None:
     """One that looks less often than heartbeats may be late: the second look without one tells; the first, of a replica
     that was dead before all looks."""
