@@ -29,6 +29,8 @@ class EngineSupervisor:
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], gpus: int) -> None:
         devices = {} if gpus else {DEVICES: ""}  # else Ray has said which
+        with suppress(PermissionError):  # Ray's workers run at niceness 15: heartbeats of a busy machine would be late
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
         self._child = spawn([sys.executable, *words], log=None, env={**os.environ, **environment, **devices})
         threading.Thread(target=self._end_with_it, daemon=True).start()
 

@@ -19,10 +19,13 @@ from gateway.dev.stack import CHECKPOINT
 from gateway.placing import records
 from protocol.serving.announcements import ACTIVE, Announcement, pool_key, read_signed
 from tests.support.placing import NEW, SECRET, WORDS, Scene, settled
+from tests.support.ray_cluster import SETTINGS
 from tests.support.waiting import until, until_found
 
 ray = pytest.importorskip("ray", reason="SKIPPED: Ray is not installed: pip install 'tollgate[ray]'")
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+
+WITHIN = 200.0  # seconds for what takes five on a quiet machine: an actor's process imports Ray and our sources
 
 FILE = f"""
 database_url: postgresql://a:b@db/tollgate
@@ -47,9 +50,23 @@ fleet:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """A cluster with room for four replicas; its address."""
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=80_000_000)
-    yield ray.get_runtime_context().gcs_address
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in SETTINGS.items():
+            patched.setenv(name, value)
+        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=80_000_000)
+        yield ray.get_runtime_context().gcs_address
+        ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def left(cluster: str) -> Iterator[None]:
+    """What a test that failed has left takes no room of the next one."""
+    from gateway.placing.on_ray import RayPlacer
+
+    yield
+    placer = RayPlacer()
+    for name in placer.names():
+        placer.kill(name)
 
 
 @pytest.fixture
@@ -57,7 +74,9 @@ def scene(cluster: str, redis: Redis, redis_url: str, tmp_path: Path) -> Scene:
     """A pool without a replica."""
     from gateway.placing.on_ray import RayPlacer
 
-    return Scene(redis, redis_url, tmp_path, lambda: RayPlacer(WORDS))
+    scene = Scene(redis, redis_url, tmp_path, lambda: RayPlacer(WORDS))
+    scene.healthy_within = WITHIN
+    return scene
 
 
 async def test_replicas_live_in_actors(scene: Scene, redis: Redis) -> None:
@@ -67,20 +86,22 @@ async def test_replicas_live_in_actors(scene: Scene, redis: Redis) -> None:
 
     await scene.aim(2)
     async with scene.controlled() as first:
-        before = await settled(first, 2)
+        before = await settled(first, 2, within=WITHIN)
         name, pid = next(iter(before.items()))
         assert ray.get(ray.get_actor(name, NAMESPACE).check_health.remote()) == pid
+        niceness = os.getpriority(os.PRIO_PROCESS, pid)
         os.kill(pid, signal.SIGKILL)
-        after = await settled(first, 2, but=lambda one: one == pid)
+        after = await settled(first, 2, but=lambda one: one == pid, within=WITHIN)
         other, other_pid = next(iter(after.items()))
         ray.kill(ray.get_actor(other, NAMESPACE))
-        later = await settled(first, 2, but=lambda one: one == other_pid)
+        later = await settled(first, 2, but=lambda one: one == other_pid, within=WITHIN)
     await redis.delete(records.LEASE)
     async with scene.controlled(NEW) as second:
-        await until_found(lambda: _is_proved(redis))
-        replaced = await settled(second, 2)
+        await until_found(lambda: _is_proved(redis), WITHIN)
+        replaced = await settled(second, 2, within=WITHIN)
     await second.end(lambda: False)
 
+    assert niceness == (0 if os.getuid() == 0 else int(SETTINGS["RAY_worker_niceness"]))
     assert pid not in after.values() and other_pid not in later.values()
     assert not replaced.keys() & later.keys()
     assert not scene.placer().names()
@@ -107,14 +128,16 @@ def test_one_command_starts_engines_on_ray(cluster: str, redis_url: str, tmp_pat
 
     controllers = [control()]
     try:
-        said = until(lambda: asyncio.run(_announced(redis_url)), within=120)
+        said = until(lambda: asyncio.run(_announced(redis_url)), within=WITHIN)
         controllers[0].kill()
         controllers[0].wait()
         controllers.append(control())
-        adopted = until(lambda: len(told("fleet_controller_acts")) == 2 and told("fleet_controller_acts")[1], within=60)
+        adopted = until(
+            lambda: len(told("fleet_controller_acts")) == 2 and told("fleet_controller_acts")[1], within=WITHIN
+        )
         stays = asyncio.run(_announced(redis_url))
         controllers[1].send_signal(signal.SIGTERM)
-        status = controllers[1].wait(60)
+        status = controllers[1].wait(WITHIN)
     finally:
         for each in controllers:
             each.kill()

@@ -19,7 +19,7 @@ from gateway.placing.controller import Controller
 from gateway.placing.placer import Placer
 from protocol.serving.announcements import ACTIVE
 from tests.support.house import model, settings_for
-from tests.support.waiting import until_found
+from tests.support.waiting import PATIENCE, until_found
 
 SECRET = "a secret of the fleet 0123"
 WORDS = ("-m", "tests.support.fake_replica")  # of a Python
@@ -34,6 +34,7 @@ class Scene:
     def __init__(self, redis: Redis, redis_url: str, folder: Path, placer: Callable[[], Placer]) -> None:
         self.redis, self.redis_url, self.folder = redis, redis_url, folder
         self.placer = placer  # as a controller that begins opens it
+        self.healthy_within = 20.0  # seconds
         self.asleep = 0  # replicas beyond the target that sleep
 
     def settings(self, engine: EngineSpec = OLD) -> Settings:
@@ -41,7 +42,7 @@ class Scene:
         own = ProviderSettings(
             name="own", format="openai", self_hosted=True, endpoints=(), api_keys=("a key of engines",)
         )
-        rollout = Rollout(healthy_within=20.0, canary=0.3, stand=0.3, drain=5.0)
+        rollout = Rollout(healthy_within=self.healthy_within, canary=0.3, stand=0.3, drain=5.0)
         pool = Pool(scaling=Scaling(min=0, max=4, asleep=self.asleep), engine=engine, rollout=rollout)
         fleet = Fleet(secrets=(SECRET,), pools={"own": pool})
         more: dict[str, Any] = {"providers": {"own": own}, "models": {"tiny": model("tiny", "own")}, "auto": {}}
@@ -76,7 +77,9 @@ def pids(controller: Controller) -> dict[str, int]:
     return {name: int(one.said.version or 0) for name, one in heard if members.state_of(one) == ACTIVE}
 
 
-async def settled(controller: Controller, count: int, but: Callable[[int], bool] = lambda pid: False) -> dict[str, int]:
+async def settled(
+    controller: Controller, count: int, but: Callable[[int], bool] = lambda pid: False, within: float = PATIENCE
+) -> dict[str, int]:
     """Wait until so many replicas take calls, and no others are there."""
 
     async def look() -> dict[str, int] | None:
@@ -84,4 +87,4 @@ async def settled(controller: Controller, count: int, but: Callable[[int], bool]
         is_all = placer is not None and set(placer.names()) == found.keys() and len(found) == count
         return (found or {"": 0}) if is_all and not any(map(but, found.values())) else None
 
-    return await until_found(look)
+    return await until_found(look, within)

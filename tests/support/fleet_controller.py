@@ -1,0 +1,34 @@
+# `tollgate fleet up`, whose replicas are paced_replica.py: python -m tests.support.fleet_controller FILE local|ray
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from gateway.config.file import load_settings
+from gateway.placing.controller import run_controller
+from gateway.placing.local import LocalPlacer
+from gateway.placing.placer import Placer
+
+WORDS = ("-m", "tests.support.paced_replica")
+
+
+def main(file: Path, placer: str) -> int:
+    """Control until a signal comes."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    settings = load_settings(file, os.environ)
+
+    def opened() -> Placer:
+        if placer == "local":
+            return LocalPlacer(settings.data_dir / "fleet", (sys.executable, *WORDS))
+        from gateway.placing.on_ray import RayPlacer
+
+        return RayPlacer(WORDS)
+
+    return run_controller(file, settings, opened)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
