@@ -18,6 +18,7 @@ import structlog
 
 from tests.support.clock import SetClock
 from tests.support.longest import GROUPS, SECONDS, group_of, seconds_of
+from tests.support.reporting import pytest_runtest_protocol
 from tests.support.rewriting import do_share
 from tests.support.soak_table import pytest_runtest_logreport, pytest_sessionfinish, pytest_sessionstart
 
@@ -27,7 +28,12 @@ if TYPE_CHECKING:  # a second, in which the process that starts the others has n
     from gateway.storage.database import Database
     from tests.support.databases import Databases
 
-__all__ = ["pytest_runtest_logreport", "pytest_sessionfinish", "pytest_sessionstart"]  # hooks
+__all__ = [
+    "pytest_runtest_logreport",
+    "pytest_runtest_protocol",
+    "pytest_sessionfinish",
+    "pytest_sessionstart",
+]  # hooks
 
 
 # What an example takes says nothing on a busy machine.

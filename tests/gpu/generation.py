@@ -146,10 +146,11 @@ def seeded_replies(setting: Setting) -> str:
 
 # That every one of them fails for an engine which loses something is shown in this precision, too.
 COARSE = (torch.bfloat16,)
+BOTH = (*COARSE, torch.float32)
 CHECKS = (
-    Check("engine equals a plain pass, alone and from the cache", lambda s: _on_both(s, _alone_and_again), long=COARSE),
+    Check("engine equals a plain pass, alone and from the cache", lambda s: _on_both(s, _alone_and_again), long=BOTH),
     Check("engine equals a plain pass, crowded and in chunks", lambda s: _on_both(s, _crowded), long=COARSE),
-    Check("engine equals a plain pass, preempted", lambda s: _on_both(s, _preempted), long=COARSE),
+    Check("engine equals a plain pass, preempted", lambda s: _on_both(s, _preempted), long=BOTH),
     Check("abort frees every block, and the next replies are right", lambda s: _on_both(s, _aborted), long=COARSE),
     Check("seeded replies do not depend on their company", seeded_replies, (torch.float32,)),
 )

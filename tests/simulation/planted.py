@@ -289,7 +289,7 @@ BUGS = (
     Bug("a row beyond its lease is not booked", (3, 4), _rows_beyond_a_lease_are_not_forced),
     Bug("a row leaves its end user out", (3, 4, 6), _rows_leave_end_users_out),
     Bug("a call is let in without room for its end user", (3,), _end_users_need_no_room),
-    Bug("a correction leaves its month as it is", (5,), _month_is_not_corrected, shows_in=1),
+    Bug("a correction leaves its month as it is", (5,), _month_is_not_corrected, shows_in=11),
     Bug("an ended owner keeps its room", (6,), _ended_owners_keep_room),
     Bug(
         "an ended owner is served",

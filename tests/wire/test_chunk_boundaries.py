@@ -24,6 +24,7 @@ text_streams = pytest.mark.parametrize(
 )
 STRIDE = 7  # bytes in a piece; odd, so that it falls out of step with whatever the streams repeat
 LONG_STRIDE = 41  # so that most cuts stand alone within their event
+EVERY = 3  # start of a stride in a commit; in a soak each
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -40,12 +41,13 @@ def cut_every(stream: bytes, size: int, start: int) -> list[bytes]:
 
 @text_streams
 @pytest.mark.parametrize("end", [b"\r\n", b"\r"], ids=["CRLF", "CR"])
-def test_every_place_is_cut_with_any_line_end(wire: WireFormat, streamed: Streamed, end: bytes) -> None:
+@pytest.mark.parametrize("every", [EVERY, pytest.param(1, marks=pytest.mark.soak)])
+def test_every_place_is_cut_with_any_line_end(wire: WireFormat, streamed: Streamed, end: bytes, every: int) -> None:
     """CR LF and CR mean what LF means, cut between the two bytes, inside a character or inside ``data:``."""
     stream = rewritten(streamed.stream, end)
     whole = events_of(wire, streamed, [rewritten(streamed.stream, b"\n")])
 
-    for start in range(LONG_STRIDE):
+    for start in range(len(stream) % every, LONG_STRIDE, every):
         assert events_of(wire, streamed, cut_every(stream, LONG_STRIDE, start)) == whole, start
 
 

@@ -68,7 +68,8 @@ COMMAND: dict[str, dict[str, Any]] = {
 LATER = ("resume_token_ids", "stop", "abort")  # asked for when the reply alone is known
 LATER += ("remote",)  # when another engine holds the prompt's blocks
 FEATURES = [*SAMPLING, *COMMAND, *LATER]
-AT_ONCE = 6  # features of one request
+AT_ONCE = 6  # features of one request; in a commit more of them in fewer requests
+MORE_AT_ONCE = 9
 SAMPLE = 10  # requests, which have every feature, of an engine that drafts by a head in a commit
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"speculative_method": "ngram", "num_speculative_tokens": 3},
@@ -244,13 +245,13 @@ def pairs(features: Iterable[str]) -> list[tuple[str, str]]:
     return [pair for pair in combinations(features, 2) if frozenset(pair) not in APART]
 
 
-def rows() -> list[tuple[str, ...]]:
+def rows(at_once: int) -> list[tuple[str, ...]]:
     """Return few sets of features that hold every pair: each takes what holds most pairs that are missing."""
     missing = {frozenset(pair) for pair in pairs(FEATURES)}
     found = []
     while missing:
         row: list[str] = min(map(sorted, missing))
-        while len(row) < AT_ONCE:
+        while len(row) < at_once:
             fitting = [f for f in FEATURES if f not in row and not any(frozenset((f, r)) in APART for r in row)]
             row.append(max(fitting, key=lambda f: sum(frozenset((f, r)) in missing for r in row)))
         missing -= {frozenset(pair) for pair in combinations(row, 2)}
@@ -311,7 +312,7 @@ def kind_of(engine: tuple[str, ...]) -> str:
 
 @pytest.fixture(scope="module")
 def faults(models: dict[str, Path]) -> Faults:
-    return faults_in(ENGINES, models)
+    return faults_in(ENGINES, models, at_once=MORE_AT_ONCE)
 
 
 @pytest.fixture(scope="module")
@@ -319,7 +320,9 @@ def faults_of_ranks(models: dict[str, Path]) -> Faults:
     return faults_in(ENGINES_OF_RANKS, models)
 
 
-def faults_in(engines: list[tuple[str, ...]], models: dict[str, Path], most: int | None = None) -> Faults:
+def faults_in(
+    engines: list[tuple[str, ...]], models: dict[str, Path], most: int | None = None, at_once: int = AT_ONCE
+) -> Faults:
     """Return what is wrong with each request, or with so many, in each engine: most likely nothing."""
     faults: Faults = {}
     preempted: Counter[str] = Counter()  # by the engine's features
@@ -327,7 +330,7 @@ def faults_in(engines: list[tuple[str, ...]], models: dict[str, Path], most: int
         of_kind = [engine for engine in engines if kind_of(engine) == kind]
         if not of_kind:
             continue
-        asked = [ask(*row) for row in rows()[:most]]
+        asked = [ask(*row) for row in rows(at_once)[:most]]
         expected = alone(folder, asked)
         asked = resumed(asked, expected)
         for engine in of_kind:
