@@ -55,7 +55,7 @@ def test_every_place_is_cut_with_any_line_end(wire: WireFormat, streamed: Stream
 def test_a_byte_order_mark_and_comments_change_nothing(wire: WireFormat, streamed: Streamed) -> None:
     """Proxies put both into streams; neither is a part of an event, wherever it is cut."""
     plain = rewritten(streamed.stream, b"\n")
-    stream = b"\xef\xbb\xbf: hello\n\n" + plain.replace(b"data:", b": in between\nid: 7\nretry: 10\ndata:")
+    stream = b"\xef\xbb\xbf" + plain.replace(b"\ndata:", b"\n: in between\nid: 7\nretry: 10\ndata:")
     whole = events_of(wire, streamed, [plain])
 
     for start in range(STRIDE):
