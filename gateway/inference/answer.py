@@ -29,6 +29,7 @@ from gateway.inference.reply import Reply
 from gateway.inference.route_chooser import RouteChooser
 from gateway.moderation.input_check import InputCheck, input_check_of
 from gateway.moderation.moderator import Moderator
+from gateway.moderation.tied_ids import TiedIds, has_ids
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.wire.errors import UpstreamFiltered
 from protocol.serving.leaving import Client
@@ -60,6 +61,8 @@ class Replies(Struct, eq=False):
             source = FailoverStream(self._dispatcher, context, answering, self._clock, self._metrics)
             made = [make(context.call, answering.target) for make in self._hooks]
             hooks = [hook for hook in made if hook is not NO_HOOK]
+            if has_ids(context.call):  # before the others: what they keep or hold back has no other ids
+                hooks.insert(0, TiedIds(self._dispatcher.tie_of(context.call)))
             if looked is not None and not answering.is_kept:  # after the others: it gathers what they let out
                 hooks.append(self.cache.keeper(context.call, looked, answering))
             # A line that a batch of its provider has answered is here as it came: the files of its batch have it.
@@ -95,7 +98,7 @@ class Inference(Struct, eq=False):
 
         A model for which a limit of the team has no room is left out of the route, as long as another is on it.
         """
-        call = await self.moderator.redacted(call)
+        call = self.dispatcher.opened(await self.moderator.redacted(call))
         while True:
             try:
                 return await self._answer_along(call, client, keep_ending)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 
 from msgspec import Struct, field
 
@@ -15,6 +16,7 @@ from gateway.calls.image_urls import ImageUrls, is_outside
 from gateway.core.settings import ProviderSettings
 from gateway.model_facts.price_library import knows_provider
 from gateway.moderation.moderator import Moderator
+from gateway.moderation.tied_ids import opened
 from gateway.upstreams.anthropic.wire_format import AnthropicFormat
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.openai.wire_format import OpenAIFormat
@@ -55,6 +57,7 @@ class PromptCounter(Struct, eq=False):
         Raises UnknownModel, ModelNotAllowed, UpstreamRefused for a prompt that its upstream would not take, and
         BadRequest for images that it may not fetch.
         """
+        call = opened(call, partial(self._providers.untied, call.caller.team.id))
         catalog, chat, size, team = self._catalog, call.request, call.size, call.caller.team
         assert isinstance(chat, ChatRequest)
         name = permitted_name(chat.model, call.routing, catalog)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from random import random
 
@@ -24,6 +24,7 @@ from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings
 from gateway.inference.attempt import AttemptContext, AttemptLog, asking_of, is_success, read_answer, streams_from
 from gateway.inference.limiter import TargetLimiter
+from gateway.moderation.tied_ids import opened
 from gateway.overload.slots import Slot
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.registry import RESPONSES, ProviderRegistry
@@ -82,9 +83,17 @@ class Dispatcher(Struct, eq=False):
         deadline = Deadline(context.call.started + provider.timeouts.total)
         return replace(context, route=route, deadline=deadline, budget=self._budgets.of(provider), resume=resume)
 
+    def opened(self, call: Call) -> Call:
+        """Return a call with ids of what a provider keeps as that knows them. Raises BadRequest for another team's."""
+        return opened(call, partial(self._providers.untied, call.caller.team.id))
+
+    def tie_of(self, call: Call) -> Callable[[str], str]:
+        """Return what makes such ids of the provider's the team's."""
+        return partial(self._providers.tied, call.caller.team.id)
+
     async def build(self, call: Call, route: Route) -> UpstreamRequest:
         """Return what the first target of a route would be sent. Raises UpstreamFailure for what it cannot say."""
-        context, target = self.begin(call, route, AttemptLog()), route.targets[0]
+        context, target = self.begin(self.opened(call), route, AttemptLog()), route.targets[0]
         provider, now = self._providers.settings_at(target), self._clock.monotonic()
         quirks = replace(self._providers.quirks.of(target, now), responses=False)  # a line is a chat
         limit = await off_loop(call.size, lambda: output_limit(call.request, target.model))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import count
@@ -31,6 +32,7 @@ FORMATS: dict[str, Provider] = {
     "bedrock": BedrockFormat(),
 }
 RESPONSES: Provider = ResponsesFormat()  # of calls for a response, at a provider that has this API too
+KEPT_FOR = "kept\n{}"  # the label of a sealed id, by team
 PURPOSE = "provider-key"  # of the sealer of teams' own keys
 # Headers that name the deployment's account.
 OF_ACCOUNTS = frozenset({"openai-organization", "openai-project", "x-goog-user-project"})
@@ -140,6 +142,20 @@ class ProviderRegistry:
         """Use a token no longer that a target refused."""
         if (source := source_of(self.settings_at(target))) is not None:
             self.tokens.drop(source, token)
+
+    def tied(self, team_id: str, ident: str) -> str:
+        """Return an id of what a provider keeps, as its team is told it: another one cannot use it."""
+        assert self._sealer is not None, "a registry without a sealer meets ids of teams"
+        kind, sealed = ident.partition("_")[0], self._sealer.seal(ident.encode(), KEPT_FOR.format(team_id))
+        return f"{kind}_{urlsafe_b64encode(sealed).decode()}"
+
+    def untied(self, team_id: str, told: str) -> str | None:
+        """Return what a team was told as the provider knows it; ``None`` where it was told no such id."""
+        assert self._sealer is not None, "a registry without a sealer meets ids of teams"
+        try:
+            return self._sealer.unseal(urlsafe_b64decode(told.partition("_")[2]), KEPT_FOR.format(team_id)).decode()
+        except (Unsealable, ValueError):
+            return None
 
     def _next_of(self, provider: ProviderSettings) -> str | None:
         keys = provider.api_keys

@@ -117,11 +117,19 @@ def test_what_they_did_goes_back_as_it_came(
         said[by] = first["id"]
     client.post(URL, json=ASK | said | {"store": False}).raise_for_status()
     items, other = sent(upstream)["input"][1:-2], None
+    code = next(item for item in items if item["type"] == "code_interpreter_call")
+    told_as = next(item for item in first["output"] if item["type"] == "code_interpreter_call")["container_id"]
     if by == "items":
         other = client.post(URL, json=said | {"model": "small"})
 
     assert [item["type"] for item in items] == [item["type"] for item in first["output"][:-1]]
     assert all(item["id"].split("_")[1].startswith("up") for item in items)
+    assert code["container_id"].startswith("cntr_") and len(code["container_id"]) < len(told_as)
+    foreign = [code | {"container_id": code["container_id"]}, {"role": "user", "content": "What lies there?"}]
+    before = len(upstream.requests)
+    refused = client.post(URL, json=ASK | {"tools": [CODE], "input": foreign})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input[0].container_id")
+    assert len(upstream.requests) == before
     if other is not None:
         told = {f"input.{item['type']}" for item in items}
         assert (other.status_code, set(other.headers["x-tollgate-dropped"].split(", "))) == (200, told)

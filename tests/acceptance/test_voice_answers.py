@@ -46,6 +46,7 @@ def test_an_answer_by_voice_is_told_held_and_booked(house: House, openai: OpenAI
     turns = [*CHAT["messages"], message.to_dict(), {"role": "user", "content": "And back?"}]
     second = ask(house, upstream, messages=turns)
     after, told = house.record_of(second), upstream.requests[-1].body or {}
+    kept_as = told["messages"][1].pop("audio")["id"]
 
     assert message.audio is not None and message.content is None
     assert (message.audio.transcript, message.audio.expires_at) == (WORDS, EXPIRES)
@@ -55,11 +56,24 @@ def test_an_answer_by_voice_is_told_held_and_booked(house: House, openai: OpenAI
     assert usage is not None and usage.completion_tokens_details is not None
     assert usage.completion_tokens_details.audio_tokens == 4 * SOUND_TOKENS == row["units"]["audio_output_tokens"]
     assert Decimal(str(row["cost_usd"])) == Decimal(4 * row["input_tokens"] + 16 * 4 + 64 * 20) / 1_000_000
-    assert told["messages"][1] == {"role": "assistant", "audio": {"id": message.audio.id}}
+    assert told["messages"][1] == {"role": "assistant"} and kept_as.startswith("audio_") and len(kept_as) == 26
+    assert_teams_alone(house, upstream, kept_as, message.audio.id)
     assert {*second.headers["x-tollgate-dropped"].split(", ")} == {
         f"messages.audio.{name}" for name in ("data", "transcript", "expires_at")
     }
     assert upstream.violations == [] and after["held_tokens"] >= row["held_tokens"] + 1024  # as long as one can be
+
+
+def assert_teams_alone(house: House, upstream: ScriptedUpstream, kept_as: str, told: str) -> None:
+    """Neither the provider's id, nor what another team was told, has that sound heard; counting tells nothing of it."""
+    asked = len(upstream.requests)
+    for key, ident in ((None, kept_as), (PayingTeam(house).key, told), (None, told[:-4] + "AAA=")):
+        turns = [*CHAT["messages"], {"role": "assistant", "audio": {"id": ident}}, {"role": "user", "content": "?"}]
+        with house.client(key) as client:
+            answer = client.post("/v1/chat/completions", json=CHAT | {"messages": turns})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[1].audio.id")
+        assert "Send its transcript" in answer.json()["error"]["message"] and ident not in answer.text
+    assert len(upstream.requests) == asked
 
 
 def test_it_comes_in_pieces(house: House, upstream: ScriptedUpstream) -> None:

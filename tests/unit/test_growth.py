@@ -561,6 +561,7 @@ BESIDE = {
     "gateway.upstreams.client.Unpacker": "unpacks all of a piece before it takes the next",
     "gateway.shadow.sampler.Watch": "drops what is longer than it keeps",
     "gateway.cache.cached_answers._Keeper": "drops what is longer than it keeps",
+    "gateway.moderation.tied_ids.TiedIds": "changes one delta by itself; of a response one whole one, at its end",
 }
 
 
