@@ -29,7 +29,7 @@ from gateway.inference.reply import Reply
 from gateway.inference.route_chooser import RouteChooser
 from gateway.moderation.input_check import InputCheck, input_check_of
 from gateway.moderation.moderator import Moderator
-from gateway.moderation.tied_ids import TiedIds, has_ids
+from gateway.moderation.tied_ids import TiedIds, has_ids, names_ids
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.wire.errors import UpstreamFiltered
 from protocol.serving.leaving import Client
@@ -98,7 +98,9 @@ class Inference(Struct, eq=False):
 
         A model for which a limit of the team has no room is left out of the route, as long as another is on it.
         """
-        call = self.dispatcher.opened(await self.moderator.redacted(call))
+        call = await self.moderator.redacted(call)
+        if names_ids(call):
+            call = self.dispatcher.opened(call)
         while True:
             try:
                 return await self._answer_along(call, client, keep_ending)

@@ -83,33 +83,41 @@ class TiedIds(ReplyHook):
         return item
 
 
+def names_ids(call: Call) -> bool:
+    """Whether a call names such an id."""
+    request, shown = call.request, call.shown
+    if isinstance(request, ChatRequest) and [True for message in request.messages if message.audio is not None]:
+        return True
+    if shown is None or isinstance(shown.input, str):
+        return False
+    return any(item.container_id is not None for item in shown.input)
+
+
 def opened(call: Call, untie: Callable[[str], str | None]) -> Call:
     """Return a call with the ids that it names as its provider knows them; ``untie`` gives ``None`` for those that are
     not its team's. Raises BadRequest."""
+    if not names_ids(call):
+        return call
+
+    def heard(place: int, message: Message) -> Message:
+        if message.audio is None:
+            return message
+        if (ident := untie(message.audio.id)) is None:
+            words = "No answer by voice of this id was told to your team here. Send its transcript as 'content'."
+            raise invalid_param(f"messages[{place}].audio.id", words)
+        return replace(message, audio=SpokenBefore(ident))
+
+    def ran(place: int, item: InputItem) -> InputItem:
+        if item.container_id is None:
+            return item
+        if (ident := untie(item.container_id)) is None:
+            words = "No container of this id ran code for your team here. Leave the item out, with what it did."
+            raise invalid_param(f"input[{place}].container_id", words)
+        return replace(item, container_id=ident)
+
     request, shown = call.request, call.shown
-    if isinstance(request, ChatRequest) and [True for message in request.messages if message.audio is not None]:
-
-        def heard(place: int, message: Message) -> Message:
-            if message.audio is None:
-                return message
-            if (ident := untie(message.audio.id)) is None:
-                words = "No answer by voice of this id was told to your team here. Send its transcript as 'content'."
-                raise invalid_param(f"messages[{place}].audio.id", words)
-            return replace(message, audio=SpokenBefore(ident))
-
-        messages = tuple(heard(place, message) for place, message in enumerate(request.messages))
-        call = replace(call, request=replace(request, messages=messages))
+    if isinstance(request, ChatRequest):
+        request = replace(request, messages=tuple(heard(*each) for each in enumerate(request.messages)))
     if shown is not None and not isinstance(shown.input, str):
-
-        def ran(place: int, item: InputItem) -> InputItem:
-            if item.container_id is None:
-                return item
-            if (ident := untie(item.container_id)) is None:
-                words = "No container of this id ran code for your team here. Leave the item out, with what it did."
-                raise invalid_param(f"input[{place}].container_id", words)
-            return replace(item, container_id=ident)
-
-        if [True for item in shown.input if item.container_id is not None]:
-            items = tuple(ran(place, item) for place, item in enumerate(shown.input))
-            call = replace(call, shown=replace(shown, input=items))
-    return call
+        shown = replace(shown, input=tuple(ran(*each) for each in enumerate(shown.input)))
+    return replace(call, request=request, shown=shown)
