@@ -49,7 +49,7 @@ async def begin_file(connection: AsyncConnection, team_id: str, filename: str, p
 
 async def add_chunk(connection: AsyncConnection, file_id: str, position: int, data: bytes) -> None:
     """Append a chunk. Raises NotFound when the file was dropped meanwhile."""
-    query = update(files).where(files.c.id == file_id).values(bytes=files.c.bytes + len(data))
+    query = update(files).where(files.c.id == file_id, IS_WANTED).values(bytes=files.c.bytes + len(data))
     if not (await connection.execute(query)).rowcount:
         raise _no_such_file(file_id)
     await connection.execute(insert(file_chunks).values(file_id=file_id, position=position, data=data))
@@ -58,7 +58,7 @@ async def add_chunk(connection: AsyncConnection, file_id: str, position: int, da
 async def end_file(connection: AsyncConnection, file_id: str, size: int, keep: float) -> FileRecord:
     """Let a file of ``size`` bytes be used for ``keep`` seconds. Raises NotFound when it was dropped meanwhile."""
     ends = {"bytes": size, "status": "processed", "expires_at": datetime.now(UTC) + timedelta(seconds=keep)}
-    query = update(files).where(files.c.id == file_id).values(**ends).returning(files)
+    query = update(files).where(files.c.id == file_id, IS_WANTED).values(**ends).returning(files)
     if (row := (await connection.execute(query)).mappings().one_or_none()) is None:
         raise _no_such_file(file_id)
     return FileRecord(**row)
@@ -136,22 +136,31 @@ async def read_chunk(connection: AsyncConnection, file_id: str, position: int) -
 
 
 async def purge_files(database: Database) -> None:
-    """Drop files that are past their time, and uploads that were never finished."""
+    """Drop files that are past their time, and uploads that were never finished: what still comes of one is refused
+    from here on, or it would end without the chunks that are gone already."""
+    async with database.begin() as connection:
+        await connection.execute(GIVE_UP)
     await database.purge(PURGE_CHUNKS, CHUNKS_PURGED_AT_ONCE)
     await database.purge(PURGE, 500)
 
 
-GONE = f"(expires_at <= now() OR status = 'uploading' AND created_at < now() - interval '{STALE} seconds')"
-PURGE_CHUNKS = text(f"""
-    DELETE FROM file_chunks WHERE ctid = ANY(ARRAY(
-        SELECT file_chunks.ctid FROM files JOIN file_chunks ON file_chunks.file_id = files.id WHERE {GONE} LIMIT :limit
-    ))
+IS_WANTED = files.c.expires_at.is_(None)  # of a file that is being uploaded
+GIVE_UP = text(f"""
+    UPDATE files SET expires_at = now()
+    WHERE status = 'uploading' AND expires_at IS NULL AND created_at < now() - interval '{STALE} seconds'
 """)  # noqa: S608  (all of it is ours)
-PURGE = text(f"""
-    DELETE FROM files WHERE id = ANY(ARRAY(
-        SELECT id FROM files WHERE {GONE} AND NOT EXISTS (SELECT FROM file_chunks WHERE file_id = files.id) LIMIT :limit
+PURGE_CHUNKS = text("""
+    DELETE FROM file_chunks WHERE ctid = ANY(ARRAY(
+        SELECT file_chunks.ctid FROM files JOIN file_chunks ON file_chunks.file_id = files.id WHERE expires_at <= now()
+        LIMIT :limit
     ))
-""")  # noqa: S608
+""")
+PURGE = text("""
+    DELETE FROM files WHERE id = ANY(ARRAY(
+        SELECT id FROM files
+        WHERE expires_at <= now() AND NOT EXISTS (SELECT FROM file_chunks WHERE file_id = files.id) LIMIT :limit
+    ))
+""")
 
 
 def _no_such_file(file_id: str) -> NotFound:

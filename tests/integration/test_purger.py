@@ -8,10 +8,12 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import text
 
+from gateway.batch.file_store import add_chunk, begin_file, end_file, purge_files
 from gateway.core.clock import Clock
 from gateway.run import purger as module
 from gateway.run.purger import Purger
 from gateway.storage.database import Database
+from protocol.errors import NotFound
 
 
 async def test_what_cannot_be_erased_holds_up_nothing_else(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,3 +50,30 @@ async def test_what_cannot_be_erased_holds_up_nothing_else(database: Database, m
         kept = (await connection.execute(text("SELECT DISTINCT file_id FROM file_chunks"))).scalars().all()
 
     assert left == ["team.created"] and kept == ["file-1"]
+
+
+async def test_an_upload_that_was_given_up_does_not_end(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes longer than an hour comes to its end while a part of it is erased: it is told so, and no file
+    without its beginning is left."""
+    async with database.begin() as connection:
+        await connection.execute(text("INSERT INTO teams (id, name) VALUES ('team_a', 'A')"))
+        file_id = await begin_file(connection, "team_a", "x.jsonl", "batch")
+        await add_chunk(connection, file_id, 0, b"x")
+        await connection.execute(text("UPDATE files SET created_at = now() - interval '2 hours'"))
+    purge, ends = database.purge, list[bool]()
+
+    async def purge_and_go_on(*args: Any) -> int:
+        count = await purge(*args)
+        for goes_on in (add_chunk(connection, file_id, 1, b"y"), end_file(connection, file_id, 2, 1000.0)):
+            with pytest.raises(NotFound):
+                await goes_on
+            ends.append(True)
+        return count
+
+    async with database.begin() as connection:
+        monkeypatch.setattr(database, "purge", purge_and_go_on)
+        await purge_files(database)
+    async with database.begin() as connection:
+        left = (await connection.execute(text("SELECT id FROM files"))).scalars().all()
+
+    assert left == [] and ends
