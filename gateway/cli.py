@@ -175,7 +175,7 @@ def audit(
         day = None if date is None else Day.fromisoformat(date)
     except ValueError as exc:
         raise typer.BadParameter(f"--date is a UTC day such as 2026-04-05; found {date!r}") from exc
-    raise typer.Exit(run_audit(_load(find_config(config)), day))
+    raise typer.Exit(run_audit(_load(find_config(config), 4), day))  # 1 says that they differ
 
 
 @app.command("journal")
@@ -259,13 +259,13 @@ def add_commands(named: str | None = None) -> None:
             app.command(name)(command)
 
 
-def _load(path: Path) -> Settings:
+def _load(path: Path, status: int = 1) -> Settings:
     from gateway.config.file import ConfigFaults, load_settings
 
     try:
         return load_settings(path, os.environ)
     except ConfigFaults as exc:
-        _fail(str(exc))
+        _fail(str(exc), status)
 
 
 def _load_for_dev(path: Path) -> Settings:
@@ -290,9 +290,9 @@ def _check_schema(settings: Settings) -> None:
         _fail(fault)
 
 
-def _fail(words: str) -> NoReturn:
+def _fail(words: str, status: int = 1) -> NoReturn:
     print(words, file=sys.stderr)
-    raise typer.Exit(1)
+    raise typer.Exit(status)
 
 
 if __name__ == "__main__":

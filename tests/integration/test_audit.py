@@ -28,6 +28,7 @@ from billing.ledger.price_editions import PriceEditions, compare_costs, edition_
 from billing.upkeep.audit import Difference, Report, audit
 from billing.upkeep.auditor import EVERY, Auditor, Found
 from billing.upkeep.turns import Turns
+from gateway.cli import audit as audit_command
 from gateway.commands.audit import run_audit
 from gateway.config.file import load_settings
 from gateway.core.background import stop_all
@@ -465,3 +466,6 @@ def test_an_audit_that_reaches_no_house_says_so(tmp_path: Path, capsys: pytest.C
     told = capsys.readouterr()
     assert ended.value.exit_code == 4  # 1 says that they differ
     assert told.out == "" and told.err.startswith("the books cannot be compared now: ")
+    with pytest.raises(typer.Exit) as ended:
+        audit_command(tmp_path / "none.yaml", None)
+    assert ended.value.exit_code == 4
