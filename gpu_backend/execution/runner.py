@@ -74,17 +74,17 @@ class Runner(StepRunner):
         cut = config_of_rank(
             model_config, config.device.tensor_parallel_size, by_expert=config.device.enable_expert_parallel
         )
-        stage_of(cut, 0, config.device.pipeline_parallel_size)  # refused here, not in all ranks
+        stage_of(cut, 0, config.device.pipeline_parallel_size)  # refused here, as what follows, not in all ranks
+        self.device = _choose_device(config.device.device, ranks.rank if ranks else 0)
+        if self.device.type == "cuda":
+            card = torch.cuda.get_device_properties(self.device)
+            check_capability(config, model_config, (card.major, card.minor))
         if ranks is None and config.device.num_ranks > 1:
             from gpu_backend.execution.ranks import start_ranks
 
             ranks = start_ranks(config)
         self._ranks = ranks
         self._leads = ranks is None or ranks.rank == 0
-        self.device = _choose_device(config.device.device, ranks.rank if ranks else 0)
-        if self.device.type == "cuda":
-            card = torch.cuda.get_device_properties(self.device)
-            check_capability(config, model_config, (card.major, card.minor))
         self.is_asynchronous = self.device.type == "cuda"  # it computes while the host goes on
         self.dtype = DTYPES.get(config.device.dtype, torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         self.block_size = config.cache.block_size

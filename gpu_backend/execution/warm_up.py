@@ -32,7 +32,7 @@ def lengths_to_compile(model: ModelConfig, own_products: bool) -> tuple[int, ...
         return lengths
     from gpu_backend.kernels.triton_ops.experts import MOST_PAIRS  # needs a compiler
 
-    pairs = (0, *(most * model.experts.number for most in MOST_PAIRS))
+    pairs = (0, *(most * model.experts.held for most in MOST_PAIRS))
     return lengths + tuple(math.floor(some / model.experts.per_token) + 1 for some in pairs)
 
 

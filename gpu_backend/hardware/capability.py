@@ -14,12 +14,19 @@ LATENT_KIB = 112  # that a tile of attention over latent vectors takes
 def check_capability(config: EngineConfig, model: ModelConfig, capability: tuple[int, int]) -> None:
     """Raise ``UnsupportedModel`` where kernels cannot run on a GPU of that compute capability."""
     named = f"this GPU has compute capability {capability[0]}.{capability[1]}"
-    asked = {"quantization": config.checkpoint.quantization, "kv_cache_dtype": config.cache.kv_cache_dtype}
-    asked["the checkpoint's weights"] = model.packed.method if model.packed is not None else None
-    for name, value in asked.items():
+    asked = (
+        (
+            "quantization",
+            config.checkpoint.quantization,
+            "leave it out" if model.experts else "take int8, or leave it out",
+        ),
+        ("kv_cache_dtype", config.cache.kv_cache_dtype, "leave it out"),
+        ("the checkpoint's weights", model.packed and model.packed.method, "take its checkpoint of 16 bits, or of 4"),
+    )
+    for name, value, remedy in asked:
         if value == "fp8" and not has_float8(capability):
             raise UnsupportedModel(
-                f"{named}, and float8 needs 8.9 or more (L4, L40S, H100): {name} cannot be fp8; take int8, or 16 bits"
+                f"{named}, and float8 needs 8.9 or more (L4, L40S, H100): {name} cannot be fp8; {remedy}"
             )
     if model.latent is not None and not has_latent_attention(capability):
         raise UnsupportedModel(

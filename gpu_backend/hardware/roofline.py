@@ -71,7 +71,7 @@ class Roofline:
 
     def __init__(self, config: ModelConfig, model: Decoder, kv_bytes: float, peaks: HardwarePeaks) -> None:
         head = config.vocab_size * config.hidden_size
-        matrices = config.products_per_token - head
+        matrices: float = config.products_per_token - head
         attention = config.pair_operations
         rate = (peaks.fp8_flops or peaks.flops) if _is_fp8(model) else peaks.flops
         all_layers = config.num_layers / len(model.layers) / peaks.bandwidth
@@ -79,6 +79,9 @@ class Roofline:
         mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, Experts)]
         stacks = tuple((mixture.gate_up, mixture.down, mixture.scales) for mixture in mixtures)
         self._experts = num_bytes(stacks) * all_layers  # of the layers' weights; their numbers may have fewer bits
+        if config.experts is not None:  # other ranks multiply with those that this one has not
+            elsewhere = 1 - config.experts.held / config.experts.number
+            matrices -= elsewhere * (config.weights_read(1) - config.weights_read(0))
         self._last_weights = num_bytes((model.norm, model.head)) / peaks.bandwidth
         self._config = config
         self._token = 2 * matrices / rate

@@ -54,7 +54,8 @@ def config_of_rank(model: ModelConfig, ranks: int, by_expert: bool = False) -> M
         else:
             sizes["the experts' intermediate_size"], inner = inner, inner // ranks
         sizes["the shared expert's"] = experts.shared_size
-        experts = replace(experts, intermediate_size=inner, shared_size=shared)
+        held = experts.number // ranks if by_expert else None
+        experts = replace(experts, intermediate_size=inner, shared_size=shared, of_rank=held)
     elif by_expert:
         raise UnsupportedModel("enable_expert_parallel is set, but this model has no mixture of experts; leave it out")
     for name, size in sizes.items():

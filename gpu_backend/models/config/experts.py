@@ -42,7 +42,13 @@ class ExpertsConfig:
     scales_inputs: bool = False  # shares multiply what goes into an expert, not what comes out
     groups: int = 1  # that experts lie in
     most_groups: int = 1  # of which a token's are chosen
+    of_rank: int | None = None  # how many of them a rank has, whole; None: all, or a part of each
     clamp: tuple[float, float] | None = None  # GPT-OSS' alpha and limit, see ``reference_experts``; biases come with it
+
+    @property
+    def held(self) -> int:
+        """How many of them are on this rank."""
+        return self.of_rank or self.number
 
     def share_read(self, tokens: float) -> float:
         """Return the share of a mixture's experts that so many tokens choose, if they choose evenly."""

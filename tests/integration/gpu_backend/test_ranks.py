@@ -10,6 +10,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,8 +115,10 @@ def _check_parts(folder: Path, runner: Runner, width: int, stages: int) -> None:
         assert max(part[1] for part in parts) < 0.75 * whole[1], "embedding and head are on one stage each"
 
 
-def test_what_does_not_divide_is_refused_before_any_process_starts(tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused_before_any_process_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not divide, and what the GPU's kernels cannot do."""
     folder = write_tiny_model(tmp_path, TinyModel())
+    monkeypatch.setattr("gpu_backend.execution.ranks.start_ranks", lambda _: pytest.fail("a process was started"))
 
     with pytest.raises(UnsupportedModel, match="num_kv_heads is 2, which 4 ranks do not divide"):
         Runner(engine_config(str(folder), device="cpu", tensor_parallel_size=4), load_model_config(folder))
@@ -124,6 +127,11 @@ def test_what_does_not_divide_is_refused_before_any_process_starts(tmp_path: Pat
         Runner(sharing, load_model_config(folder))
     with pytest.raises(UnsupportedModel, match="2 layers are too few for 3 pipeline stages"):
         Runner(engine_config(str(folder), device="cpu", pipeline_parallel_size=3), load_model_config(folder))
+    monkeypatch.setattr("gpu_backend.execution.runner._choose_device", lambda *_: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(major=8, minor=0))
+    with pytest.raises(UnsupportedModel, match="kv_cache_dtype cannot be fp8"):
+        rounding = engine_config(str(folder), tensor_parallel_size=2, kv_cache_dtype="fp8")
+        Runner(rounding, load_model_config(folder))
 
 
 @pytest.mark.soak

@@ -14,12 +14,21 @@ from gpu_backend.simulate.hardware import PUBLISHED
 from gpu_backend.step.config import engine_config
 
 
-@pytest.mark.parametrize("asked", [{"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}, {}])
-def test_float8_is_refused_below_its_capability(asked: dict[str, Any]) -> None:
-    """Of weights, of the cache, and as the checkpoint has it; an L4 has it, and an A100 runs 16 bits."""
-    model = replace(PUBLISHED["Llama-3.1-8B"], packed=None if asked else PackedFormat("fp8"))
+@pytest.mark.parametrize(
+    ("name", "asked", "remedy"),
+    [
+        ("Llama-3.1-8B", {"quantization": "fp8"}, "quantization cannot be fp8; take int8, or leave it out"),
+        ("Mixtral-8x7B", {"quantization": "fp8"}, "quantization cannot be fp8; leave it out"),
+        ("Llama-3.1-8B", {"kv_cache_dtype": "fp8"}, "kv_cache_dtype cannot be fp8; leave it out"),
+        ("Llama-3.1-8B", {}, "the checkpoint's weights cannot be fp8; take its checkpoint of 16 bits, or of 4"),
+    ],
+)
+def test_float8_is_refused_below_its_capability(name: str, asked: dict[str, Any], remedy: str) -> None:
+    """Of weights, of the cache, and as the checkpoint has it, with what there is instead; an L4 has it, and an A100
+    runs 16 bits."""
+    model = replace(PUBLISHED[name], packed=None if asked else PackedFormat("fp8"))
 
-    with pytest.raises(UnsupportedModel, match=r"capability 8\.0, and float8 needs 8\.9 or more .* take int8"):
+    with pytest.raises(UnsupportedModel, match=rf"capability 8\.0, and float8 needs 8\.9 or more .*: {remedy}$"):
         check_capability(engine_config("x", **asked), model, (8, 0))
     check_capability(engine_config("x", **asked), model, (8, 9))
     check_capability(engine_config("x"), PUBLISHED["Llama-3.1-8B"], (8, 0))

@@ -12,7 +12,7 @@ from gpu_backend.execution.runner import Runner
 from gpu_backend.hardware.roofline import HardwarePeaks, Roofline, measure_peaks
 from gpu_backend.models.config.model import load_model_config
 from gpu_backend.models.llama import load_model
-from gpu_backend.models.shards import num_bytes
+from gpu_backend.models.shards import config_of_rank, num_bytes, shard
 from gpu_backend.models.weights import Checkpoint
 from gpu_backend.step.config import engine_config
 from gpu_backend.step.plan import SequenceStep, StepPlan
@@ -85,6 +85,20 @@ def test_experts_that_nothing_chooses_are_not_read(tmp_path: Path) -> None:
     read = roofline.least_seconds([decode(9)])
 
     assert read == pytest.approx(num_bytes((model.layers, model.norm, model.head)) - experts * 3 / 5)
+
+
+def test_ranks_multiply_with_their_own_experts_alone(tmp_path: Path) -> None:
+    """Half of the experts are as many products as half of each."""
+    folder = write_tiny_model(tmp_path, TinyModel("Qwen2MoeForCausalLM", num_experts=6))
+    whole, peaks = load_model_config(folder), HardwarePeaks(bandwidth=1e30, flops=1e6)
+    seconds = []
+    for by_expert in (False, True):
+        config = config_of_rank(whole, 2, by_expert)
+        weights = shard(Checkpoint(folder, torch.device("cpu"), torch.float32), whole, 0, 2, by_expert)
+        roofline = Roofline(config, load_model(config, weights, 64), 0.0, peaks)
+        seconds.append(roofline.least_seconds([decode(0, token_ids=tuple(range(10)))]))
+
+    assert seconds[1] == pytest.approx(seconds[0], rel=1e-6)
 
 
 def test_every_step_tells_its_least_time_once_the_device_is_measured(runner: Runner) -> None:

@@ -13,7 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gpu_backend.execution.warm_up import lengths_to_compile
 from gpu_backend.kernels import reference_experts
+from gpu_backend.models.shards import config_of_rank
+from gpu_backend.simulate.hardware import PUBLISHED
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # which Triton must know before it is imported
 Routing = list[list[int]]  # of each token its experts, one of them maybe twice
@@ -83,6 +86,20 @@ def test_kernel_equals_plain_torch(drawn: tuple[int, Routing]) -> None:
         for module in (experts, reference_experts)
     )
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_warming_up_meets_every_kernel_of_a_mixture(ranks: int) -> None:
+    """Of a rank that has some of the experts, too: else the first prompt of a length waits for a compiler."""
+    pytest.importorskip("triton")
+    from gpu_backend.kernels.triton_ops.experts import FEW, MANY, MOST_PAIRS, SOME, experts_shape
+
+    config = config_of_rank(PUBLISHED["gpt-oss-120b"], ranks, by_expert=True)
+    assert config.experts is not None
+    pairs = [config.experts.per_token * length for length in lengths_to_compile(config, False)]
+
+    assert {experts_shape(some, 128 // ranks) for some in pairs} == {FEW, SOME, MANY}
+    assert min(pairs) <= MOST_PAIRS[0] * 128 // ranks, "each pair by itself"
 
 
 @pytest.mark.soak
