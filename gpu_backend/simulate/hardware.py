@@ -72,10 +72,11 @@ class Model:
         everywhere = self.head + self.embedding + self.tower_parameters
         return self._layer_bytes(bytes_per_number) + 2 * everywhere * gpus
 
-    def bytes_read(self, bytes_per_number: float = 2, tokens: float = math.inf) -> float:
-        """Bytes of the weights that a step reads, if its tokens choose experts evenly; one of very many reads all."""
+    def bytes_read(self, bytes_per_number: float = 2, tokens: float = math.inf, gpus: int = 1) -> float:
+        """Bytes of the weights that a step reads on all devices, if its tokens choose experts evenly; one of very many
+        reads all. The head, which is not cut, takes as long as if each device read it."""
         unread = self.experts * (1 - self.chosen) ** tokens
-        return self._layer_bytes(bytes_per_number) - unread * bytes_per_number + 2 * self.head
+        return self._layer_bytes(bytes_per_number) - unread * bytes_per_number + 2 * self.head * gpus
 
     @property
     def active(self) -> float:
@@ -161,7 +162,7 @@ def step_cost(
     moved = 2 * model.layers * model.hidden_size * 2 * 2 * (gpus - 1) / gpus  # of a token, by each device: a ring
     return StepCost(
         fixed=FIXED_SECONDS + links,
-        weights=model.bytes_read(weight_bytes, tokens) / (bandwidth * WEIGHTS_SHARE),
+        weights=model.bytes_read(weight_bytes, tokens, gpus) / (bandwidth * WEIGHTS_SHARE),
         token=2 * model.active / (flops * PRODUCTS_SHARE) + moved / device.link,
         context=model.kv_bytes_per_token(kv_bytes) * model.copies_of_cache(gpus) / (bandwidth * CONTEXT_SHARE),
         pair=model.pair_operations / (flops * ATTENTION_SHARE),

@@ -83,6 +83,17 @@ def test_tower_lies_whole_on_every_device() -> None:
     assert blind - resident_tokens(sees, device, 2, 0.5) == pytest.approx(missing, abs=1)
 
 
+def test_head_takes_as_long_on_several_devices() -> None:
+    """Each has all of it: only what is cut takes a part of the time."""
+    model, device = MODELS["llama-3.1-8b"], DEVICES["l4"]
+    heads = [
+        step_cost(model, device, gpus).weights - step_cost(replace(model, head=0.0), device, gpus).weights
+        for gpus in (1, 4)
+    ]
+
+    assert heads[0] == pytest.approx(heads[1]) and heads[0] == pytest.approx(2 * 128_256 * 4096 / (0.3e12 * 0.77))
+
+
 def test_page_of_cards_is_what_the_planner_says() -> None:
     """Table by table; and the sizes are those that publishers tell, to a hundredth."""
     told = (Path(__file__).parents[4] / "docs/operations/cards.md").read_text()
