@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+import asyncpg
 import httpx
 import pytest
 
@@ -73,6 +75,27 @@ def test_an_admin_watches_everything_and_a_team_its_own(house: House) -> None:
     [refusal] = [event for event in seen if event.get("request_id") == refused]
     assert (refusal["code"], refusal["model_asked"]) == ("model_not_found", "unknown")
     assert "secret" not in str(seen) and "own-words" not in str(seen)
+
+
+def test_who_comes_later_is_not_told_what_is_gone(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watchers of the same share what they were told, as long as it is there: a batch that was erased is not."""
+    monkeypatch.setattr(live, "LOOK_EVERY", 0.1)
+    with house.client(PayingTeam(house).key) as client, watching(client, "/v1/live") as first:
+        body = {"model": "small", "messages": [{"role": "user", "content": "Hi"}]}
+        batch_id = client.post("/v1/batch", json={"requests": [body]}).raise_for_status().json()["batch_id"]
+        first.until(("batch", "batch_id", batch_id))
+        asyncio.run(erase(house.settings.database_url, batch_id))
+        time.sleep(0.4)  # some looks
+        with watching(client, "/v1/live") as second:
+            seen = second.until(("call", "request_id", ask(client).headers["x-request-id"]))
+
+    assert [event["type"] for event in seen] == ["call"]
+
+
+async def erase(url: str, batch_id: str) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute("DELETE FROM batches WHERE id = $1", batch_id)
+    await connection.close()
 
 
 def test_who_may_not_watch_is_refused(house: House) -> None:

@@ -143,7 +143,7 @@ class _Live:
                 }
                 found["breaker", watched.id] = facts
         open_ones = [ident for (kind, ident), (batch, _) in look.shown.items() if _is_open(kind, batch)]
-        ended = [name for name, (batch, _) in look.shown.items() if name[0] == "batch" and not _is_open("batch", batch)]
+        unseen: tuple[str, ...] = ()  # kinds of which this look knows nothing
         try:
             async with transaction(request) as connection:
                 if "replica" in self._types:
@@ -154,14 +154,14 @@ class _Live:
                     for batch in await batches_that_run(connection, self._team_id, open_ones, MOST_BATCHES):
                         found["batch", batch.id] = {"team_id": batch.team_id, **batch_view(batch)}
         except POSTGRES_AWAY:
-            pass  # seen at the next look
+            unseen = ("replica", "batch")
+        for name in [name for name in look.shown if name not in found and name[0] not in unseen]:
+            del look.shown[name]  # one who comes later is not told of it
         told = []
         for name, view in found.items():
             if name not in look.shown or _facts(look.shown[name][0]) != _facts(view):
                 look.shown[name] = (view, frame_of({"type": name[0], **view}, name[0]))
                 told.append(look.shown[name][1])
-        for name in ended:
-            look.shown.pop(name, None)
         return told
 
 
