@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -32,8 +33,9 @@ from gateway.upstreams.wire.unsayable import Unsayable
 from protocol.chat import ChatRequest
 from protocol.serving.off_loop import off_loop
 from router.catalog.catalog import Catalog
-from router.catalog.targets import Target
+from router.catalog.targets import Route, Target
 from router.choose import permitted_name
+from router.preferences import at_preferred
 
 PATIENCE = 3.0  # seconds; an estimate now is worth more than a count later
 LONGEST_COUNT = 16 * 2**20  # bytes of an answer: an engine's has the tokens, too
@@ -54,8 +56,8 @@ class PromptCounter(Struct, eq=False):
         """Return the tokens of a call's prompt: the upstream's own count where it has one and is well, else about how
         many.
 
-        Raises UnknownModel, ModelNotAllowed, UpstreamRefused for a prompt that its upstream would not take, and
-        BadRequest for images that it may not fetch.
+        Raises UnknownModel, ModelNotAllowed, NoTargetFits where the caller wants none of its providers asked,
+        UpstreamRefused for a prompt that its upstream would not take, and BadRequest for images that it may not fetch.
         """
         call = opened(call, partial(self._providers.untied, call.caller.team.id))
         catalog, chat, size, team = self._catalog, call.request, call.size, call.caller.team
@@ -64,7 +66,10 @@ class PromptCounter(Struct, eq=False):
         estimate = await off_loop(size, lambda: probable_prompt_tokens(chat))
         if (model := catalog.models.get(name)) is None:
             return estimate
-        at = targets_for(catalog.targets_at(model), team, self._providers)
+        served = [target for one in model.everywhere for target in catalog.targets_at(one)]
+        at: Sequence[Target] = targets_for(served, team, self._providers)
+        if at and (preference := call.routing.providers) is not None:
+            at = at_preferred(Route(name, tuple(at), "named"), preference, {}).targets
         targets = [target for target in at if self._may_ask(target, call)]
         if targets and await self._moderator.may_leave(team.safety, chat, call.native):
             if not all(is_outside(target, self._providers) for target in targets):
@@ -110,11 +115,10 @@ class PromptCounter(Struct, eq=False):
             finally:
                 response.close()
         except UpstreamFailure as exc:
-            is_guess = asking.response is None and not provider.self_hosted
-            is_lacking = exc.outcome in NO_PATH or (is_guess and isinstance(exc, UpstreamRefused))
-            if is_lacking and isinstance(wire, OpenAIFormat):
+            is_guess = asking.response is None and not provider.self_hosted and isinstance(wire, OpenAIFormat)
+            if exc.outcome in NO_PATH and isinstance(wire, OpenAIFormat):
                 self._lacking[target.account] = loop.time() + LEARNT_FOR
-            elif isinstance(exc, UpstreamRefused) and exc.outcome != Unsayable.outcome:
+            elif isinstance(exc, UpstreamRefused) and exc.outcome != Unsayable.outcome and not is_guess:
                 raise
             return None
         finally:

@@ -182,6 +182,15 @@ def test_tokens_are_counted_by_their_upstream(
     assert row.status_code == 404
 
 
+def test_an_engine_that_refuses_one_prompt_counts_the_next(client: Anthropic, upstream: ScriptedUpstream) -> None:
+    """One team's odd prompt takes no team's exact counts away."""
+    upstream.script("status=400", times=1)
+    told = [client.messages.count_tokens(model="small", messages=LONG).input_tokens for _ in range(2)]
+
+    assert 300 <= told[0] <= 900
+    assert [request.path for request in upstream.requests] == ["/tokenize"] * 2
+
+
 @pytest.mark.parametrize(
     "script", ["500", "429", "529", "refused-key", "not-json", "hang-before-headers", "status=404"]
 )

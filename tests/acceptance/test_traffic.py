@@ -105,7 +105,13 @@ def test_a_provider_may_be_preferred(traffic: House, upstream: ScriptedUpstream)
     """`provider` decides where the weights would; what it leaves unsaid is told, and nobody is a 400."""
     only = [ask(traffic, f"{n}", provider={"only": ["Second"], "sort": "price"}) for n in range(4)]
     nobody = ask(traffic, provider={"only": ["azure"]})
+    count = {"model": "shared", "messages": [{"role": "user", "content": "Hi"}]}
+    with traffic.client() as client:
+        path = "/v1/messages/count_tokens"
+        counted = [client.post(path, json=count | {"provider": {"only": [name]}}) for name in ("second", "azure")]
 
+    assert [answer.status_code for answer in counted] == [200, 400], counted[0].text
+    assert (upstream.requests[-1].path, (upstream.requests[-1].body or {})["model"]) == ("/tokenize", "large")
     assert {traffic.record_of(answer)["provider"] for answer in only} == {"second"}
     assert {answer.headers["x-tollgate-dropped"] for answer in only} == {"provider.sort"}
     assert (nobody.status_code, nobody.json()["error"]["param"]) == (400, "provider")
