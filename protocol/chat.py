@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct, field
+from msgspec.structs import replace
 
 from protocol.decoding import MAX_VALUES, has_more_values
 from protocol.errors import invalid_value
@@ -341,6 +342,12 @@ class Choice(Struct, frozen=True, kw_only=True):
     stop_sequence: str | None = None  # which of them ended it, where the upstream says
     native: NativeEnd | None = None
 
+    def without_sound(self) -> Choice:
+        """Return it as it is kept: of an answer by voice the words alone."""
+        if (audio := self.message.audio) is None:
+            return self
+        return replace(self, message=replace(self.message, audio=replace(audio, data="")))
+
 
 class ChatReply(Struct, frozen=True, kw_only=True):
     """A whole answer, before it is put in a dialect's shape."""
@@ -350,3 +357,7 @@ class ChatReply(Struct, frozen=True, kw_only=True):
     service_tier: str | None = None  # in which the upstream says that it answered
     told: dict[str, Raw] | None = None  # the response that it is, where its upstream speaks that API
     used: Usage | None = None  # by calls of tools of the upstream's, as that response tells
+
+    def without_sound(self) -> ChatReply:
+        """Return it as it is kept: of answers by voice the words alone."""
+        return replace(self, choices=tuple([choice.without_sound() for choice in self.choices]))

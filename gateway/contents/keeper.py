@@ -9,14 +9,13 @@ from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
-from msgspec.structs import replace
 
 from billing.core.records import Status, UsageRecord
 from gateway.calls.accumulate import Collector
 from gateway.calls.call import Call
 from gateway.calls.hooks import ReplyHook
 from gateway.storage.encryption import Sealer
-from protocol.chat import ChatReply, Choice
+from protocol.chat import ChatReply
 from protocol.completions import CompletionReply
 from protocol.embeddings import EmbeddingReply, RerankReply
 from protocol.events import Delta
@@ -110,8 +109,8 @@ class Keeper(ReplyHook):
     async def whole(self, whole: WholeReply) -> WholeReply:
         """Gather a reply that came whole."""
         self._size, kept = _size_of(whole), whole
-        if isinstance(whole, ChatReply) and any(choice.message.audio for choice in whole.choices):
-            kept = replace(whole, choices=tuple(map(_without_sound, whole.choices)))
+        if isinstance(whole, ChatReply):
+            kept = whole.without_sound()
         self._answer = kept if self._size <= LONGEST else None
         return whole
 
@@ -121,12 +120,6 @@ class Keeper(ReplyHook):
         answer = self._answer if record.status in (Status.ANSWERED, *parts) else None
         weight = 0 if answer is None else self._size + PIECE * self._pieces
         self._keep(gathered(self._call, record.status, answer, weight))
-
-
-def _without_sound(choice: Choice) -> Choice:
-    if (audio := choice.message.audio) is None:
-        return choice
-    return replace(choice, message=replace(choice.message, audio=replace(audio, data="")))
 
 
 def _size_of(whole: WholeReply) -> int:

@@ -174,13 +174,9 @@ def answer(value: object, status: int = 200, headers: Mapping[str, str] | None =
     return Response(to_json(value), status_code=status, headers=headers, media_type="application/json")
 
 
-def openai_page(
-    shown: Sequence[Mapping[str, Any]], limit: int, name: str = "id", *, has_more: bool = False
-) -> Response[bytes]:
+def openai_page(shown: Sequence[Mapping[str, Any]], limit: int, name: str = "id") -> Response[bytes]:
     """Return a page as OpenAI's SDKs go through them, by the ids that its items have under ``name``; ``shown`` may hold
     one more than ``limit``, which tells of a next."""
     page = shown[:limit]
     first, last = (page[0][name], page[-1][name]) if page else (None, None)
-    return answer(
-        {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": has_more or len(shown) > limit}
-    )
+    return answer({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": len(shown) > limit})

@@ -120,8 +120,8 @@ def asking_of(
     it is asked with in place of a key."""
     call, extra = context.call, _allowed_extra(context.call, provider)
     asked = with_output_limit(call.request, limit)
-    if isinstance(asked, ChatRequest) and asked.store is not None:  # it is stored here alone
-        asked = replace(asked, store=None)
+    if isinstance(asked, ChatRequest) and (asked.store or (asked.store is False and provider.self_hosted)):
+        asked = replace(asked, store=None)  # it is stored here alone; that it may not be elsewhere is told there
     request, refused = without_fields(asked, provider.drop_fields)
     left_out = (*refused, *call.unread)
     if call.extra:  # and what of it is not honoured

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import msgspec
 import structlog
-from msgspec import Struct
+from msgspec import Raw, Struct
 from sqlalchemy import TextClause, text
 
 from gateway.core.clock import Clock
@@ -20,10 +20,11 @@ from gateway.storage.database import Database
 from gateway.storage.encryption import Unsealable
 from gateway.stored_responses.store import HEAVY, ResponseStore, can_be_id
 from gateway.stored_responses.turns import StoredChat
-from protocol.errors import NotFound, invalid_value
+from protocol.errors import BadRequest, NotFound, invalid_value
 from protocol.serving.off_loop import in_parallel
 
 READ_AT_ONCE = 4 * 1024 * 1024  # bytes of chats in JSON that a list has in hand, beside those that it tells
+MOST_READS = 50  # of a list that looks for few among many, each of at most 200 chats
 MOST_TOLD = 16 * 1024 * 1024  # bytes of a page: it ends before it has as many as were asked for
 
 log = structlog.get_logger(__name__)
@@ -62,35 +63,52 @@ class ChatStore:
             _refuse(chat_id)
 
     async def page(
-        self, team_id: str, takes: Callable[[StoredChat], bool], *, limit: int, after: str | None, is_rising: bool
-    ) -> tuple[list[StoredChat], bool]:
-        """Return the chats that a list ``takes``, the oldest first or the latest, and whether there are more. Raises
-        BadRequest, StoredResponseUnreadable."""
+        self,
+        team_id: str,
+        takes: Callable[[StoredChat], bool],
+        note: Callable[[], object],
+        *,
+        limit: int,
+        after: str | None,
+        is_rising: bool,
+    ) -> tuple[dict[str, StoredChat], bool]:
+        """Return the chats that a list ``takes``, by their ids, the oldest first or the latest, and whether there are
+        more; ``note`` is told of each read. Raises BadRequest, StoredResponseUnreadable, and what ``note`` does."""
         place: Any = None
         if after is not None:
             rows = await self._run(FIND, team_id, id=after) if can_be_id(after) else []
             if not rows:
                 raise invalid_value("after", "is the id of a stored chat completion")
             place = rows[0]
-        found, told = list[StoredChat](), 0
+        found, told = dict[str, StoredChat](), 0
         statement = PAGE_UP if is_rising else PAGE_DOWN
-        while rows := await self._run(
-            statement, team_id, at=place and place.created_at, id=place and place.id, most=READ_AT_ONCE
-        ):
-            read = partial(lambda rows: [self._opened(team_id, row) for row in rows], rows)
-            for row, chat in zip(rows, await in_parallel(sum(row.bytes for row in rows), HEAVY, read), strict=True):
-                if takes(chat):
-                    if len(found) == limit or (found and told + row.bytes > MOST_TOLD):
-                        return found, True
-                    found.append(chat)
-                    told += row.bytes
+        for _ in range(MOST_READS):
+            note()
+            values = {"at": place and place.created_at, "id": place and place.id, "most": READ_AT_ONCE}
+            if not (rows := await self._run(statement, team_id, **values)):
+                return found, False
+            size = sum(row.bytes for row in rows)
+            for row, chat in await in_parallel(size, HEAVY, partial(self._fitting, team_id, rows, takes)):
+                if len(found) == limit or (found and told + row.bytes > MOST_TOLD):
+                    return found, True
+                found[row.id] = chat
+                told += row.bytes
             place = rows[-1]
-        return found, False
+        if not found:
+            words = "None of the stored chat completions that were looked at is as asked; there are more"
+            raise BadRequest(f"{words}. Go on with after={place.id}.", param="after")
+        return found, True
 
     async def _run(self, statement: TextClause, team_id: str, **values: Any) -> list[Any]:
         values |= {"team_id": team_id, "since": self._clock.moment() - timedelta(seconds=self._responses.retention)}
         async with self._database.at_once() as connection:
             return list((await connection.execute(statement, values)).all())
+
+    def _fitting(
+        self, team_id: str, rows: list[Any], takes: Callable[[StoredChat], bool]
+    ) -> list[tuple[Any, StoredChat]]:
+        chats = [(row, self._opened(team_id, row)) for row in rows]
+        return [each for each in chats if takes(each[1])]
 
     def _opened(self, team_id: str, row: Any) -> StoredChat:
         try:
@@ -106,20 +124,17 @@ def model_of(chat: StoredChat) -> str:
     return msgspec.json.decode(chat.completion, type=_Model).model
 
 
-def told(chat: StoredChat) -> dict[str, Any]:
-    """Return a chat as its answer was told, with its metadata."""
-    completion: dict[str, Any] = msgspec.json.decode(chat.completion)
-    return completion | {"metadata": chat.metadata}
+def told(chat: StoredChat) -> Raw:
+    """Return a chat as its answer was told, byte for byte, with its metadata."""
+    return Raw(b'%b,"metadata":%b}' % (bytes(chat.completion)[:-1], msgspec.json.encode(chat.metadata)))
 
 
 def messages_of(chat_id: str, chat: StoredChat) -> list[dict[str, Any]]:
     """Return what a chat was asked with, each message with an id; parts of content stand beside the text."""
-    messages = msgspec.json.decode(chat.messages, type=list[dict[str, Any]])
-    shown = []
-    for place, message in enumerate(messages):
+    shown: list[dict[str, Any]] = []
+    for place, message in enumerate(msgspec.json.decode(chat.messages, type=list[dict[str, Raw]])):
         content = message.get("content")
-        parts = content if isinstance(content, list) else None
-        words = None if isinstance(content, list) else content
+        words, parts = (None, content) if bytes(content or b"")[:1] == b"[" else (content, None)
         shown.append({**message, "id": f"{chat_id}-{place}", "content": words, "content_parts": parts})
     return shown
 

@@ -14,6 +14,7 @@ import structlog
 from msgspec import Raw
 from msgspec.structs import replace
 
+from billing.core.records import Status
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.calls.call import Call
 from gateway.calls.hooks import Ending
@@ -26,7 +27,7 @@ from gateway.dialects.responses_writer import CompactionWriter, ResponsesWriter
 from gateway.stored_responses.local_turns import OWN_FIELDS, ConnectionTurns
 from gateway.stored_responses.store import Chain, ResponseStore
 from gateway.stored_responses.turns import LARGEST, StoredChat, Turn, told_items_of
-from protocol.chat import MOST_MESSAGES, ChatRequest
+from protocol.chat import MOST_MESSAGES, ChatReply, ChatRequest
 from protocol.errors import BadRequest, Overloaded, invalid_param
 from protocol.events import UsageReport
 from protocol.responses import Compaction, InputItem, ResponsesRequest, response_of_item
@@ -175,10 +176,12 @@ class ResponseMemory:
         kept = writer.kept = self._collector(asked) if call.streams else None
 
         async def store(reply: ReplyFacts, ending: Ending) -> None:
-            if isinstance(ending, ContentPolicyViolation):
+            if isinstance(ending, ContentPolicyViolation) or reply.record.status is Status.BLOCKED:
                 return
             if isinstance(ending, tuple):
                 whole, usage = ending
+                assert isinstance(whole, ChatReply)
+                whole = whole.without_sound()
             else:
                 assert kept is not None
                 writer.kept = None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from openai import BadRequestError, OpenAI
+from openai import BadRequestError, NotFoundError, OpenAI
 
 from gateway.calls.answering import Answering
 from gateway.calls.call import Call
@@ -166,18 +166,20 @@ def test_an_attack_is_refused_whole_and_streamed(strict: House) -> None:
 
 
 def test_a_secret_in_an_answer_is_withheld_though_split_over_chunks(strict: House, upstream: ScriptedUpstream) -> None:
-    """A stream ends as filtered, a whole answer is an error; both are charged what was used."""
+    """A stream ends as filtered and is not stored, a whole answer is an error; both are charged what was used."""
     words = f"Here it comes, {SECRET}, and more words follow after that."
     with OpenAI(base_url=strict.url + "/v1", api_key=strict.team_key, max_retries=0) as client:
         upstream.script(Script(text=words), model="small", times=1)
         with client.chat.completions.with_streaming_response.create(
-            model="small", messages=[{"role": "user", "content": "What is the capital of Peru?"}], stream=True
+            model="small", messages=PLAIN["messages"], stream=True, store=True
         ) as response:
             streamed = response.read().decode()
             request_id = response.headers["x-request-id"]
         assert SECRET[:6] not in streamed and '"content_filter"' in streamed and "[DONE]" in streamed
         row = row_of(strict, request_id)
         assert row["status"] == "blocked" and float(row["cost_usd"]) > 0
+        with pytest.raises(NotFoundError):
+            client.chat.completions.retrieve("chatcmpl-" + request_id.replace("-", ""))
 
         upstream.script(Script(text=words), model="small", times=1)
         with pytest.raises(BadRequestError) as refused:

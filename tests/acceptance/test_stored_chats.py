@@ -9,7 +9,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from openai import NotFoundError, OpenAI
+from openai import BadRequestError, NotFoundError, OpenAI
 
 from gateway.stored_responses import chats
 from tests.support.house import House, make_team
@@ -69,8 +69,10 @@ def test_a_chat_is_read_as_it_was_answered(
     assert said.encode() not in sealed and b"In parts." not in sealed
 
 
-def test_chats_are_listed_changed_and_deleted(openai: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Page by page in either order, by model and metadata; a chat is stored by wish alone."""
+def test_chats_are_listed_changed_and_deleted(
+    openai: OpenAI, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Page by page in either order, by model and metadata; a chat is stored by wish alone, and not at its upstream."""
     monkeypatch.setattr(chats, "READ_AT_ONCE", 1)  # a statement for each
     run = uuid.uuid4().hex
     completions = openai.chat.completions
@@ -82,7 +84,14 @@ def test_chats_are_listed_changed_and_deleted(openai: OpenAI, monkeypatch: pytes
     changed = completions.update(mine[0], metadata={"run": run, "n": "new"})
     found = completions.list(metadata={"run": run, "n": "new"}, model="small").data
     gone = completions.delete(mine[1])
+    with monkeypatch.context() as few:
+        few.setattr(chats, "MOST_READS", 2)
+        with pytest.raises(BadRequestError, match=f"Go on with after={mine[4]}"):
+            completions.list(metadata={"run": "none"}, order="desc")
+        early = completions.list(metadata={"run": run}, order="desc")
 
+    assert [(request.body or {}).get("store") for request in upstream.requests[-2:]] == [None, False]
+    assert ([chat.id for chat in early.data], early.has_more) == ([other, mine[4]], True)
     assert (rising, falling) == ([*mine, other], [other, *reversed(mine)])
     assert [chat.id for chat in completions.list(metadata={"run": run}, model="large")] == [other]
     assert [chat.id for chat in found] == [mine[0]] == [changed.id]

@@ -40,15 +40,17 @@ def test_an_answer_by_voice_is_told_held_and_booked(house: House, openai: OpenAI
     """As the package reads it, beside the tokens of its words those of its sound; and gone on from by its id."""
     upstream.forget()
     upstream.script(Script(text=WORDS))
-    first = openai.chat.completions.with_raw_response.create(**CHAT)
+    first = openai.chat.completions.with_raw_response.create(**CHAT, store=True)
     message, usage = first.parse().choices[0].message, first.parse().usage
     row = house.record_of(httpx.Response(200, headers=first.headers))
+    stored = openai.chat.completions.retrieve(first.parse().id).choices[0].message.audio
     turns = [*CHAT["messages"], message.to_dict(), {"role": "user", "content": "And back?"}]
     second = ask(house, upstream, messages=turns)
     after, told = house.record_of(second), upstream.requests[-1].body or {}
     kept_as = told["messages"][1].pop("audio")["id"]
 
     assert message.audio is not None and message.content is None
+    assert stored is not None and (stored.id, stored.transcript, stored.data) == (message.audio.id, WORDS, "")
     assert (message.audio.transcript, message.audio.expires_at) == (WORDS, EXPIRES)
     assert base64.b64decode(message.audio.data) == b"".join(
         word.encode() * 3 for word in ("Two", " coins", " a", " gate")

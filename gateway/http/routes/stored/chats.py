@@ -16,6 +16,7 @@ from gateway.http.exchange import (
     OF_METADATA,
     AnyRequest,
     answer,
+    caller_of,
     metadata_of,
     openai_page,
     part_of,
@@ -28,6 +29,7 @@ from gateway.stored_responses.chats import ChatStore, messages_of, model_of, tol
 from gateway.stored_responses.turns import StoredChat
 from protocol.decoding import decode
 from protocol.errors import invalid_value
+from protocol.serving.off_loop import off_loop
 
 ONE = ENDPOINT.path + "/{completion_id:str}"
 USUAL_PAGE, LONGEST_PAGE = 20, 100
@@ -55,11 +57,12 @@ async def list_chats(request: AnyRequest) -> Response[bytes]:
     def takes(chat: StoredChat) -> bool:
         return tags <= chat.metadata.items() and model in (None, model_of(chat))
 
-    team_id, after, is_rising = counted_team(request), query.get("after"), read_order(OLDEST_FIRST | query)
-    chats = part_of(request, ChatStore)
-    found, has_more = await chats.page(team_id, takes, limit=limit, after=after, is_rising=is_rising)
-    shown = [told(chat) for chat in found]
-    return openai_page(shown, len(shown), has_more=has_more)
+    after, is_rising, note = query.get("after"), read_order(OLDEST_FIRST | query), partial(counted_team, request)
+    page = part_of(request, ChatStore).page
+    found, has_more = await page(caller_of(request).team.id, takes, note, limit=limit, after=after, is_rising=is_rising)
+    ids: list[str | None] = [*found] if found else [None]
+    shown = {"object": "list", "data": [told(chat) for chat in found.values()], "first_id": ids[0], "last_id": ids[-1]}
+    return answer(shown | {"has_more": has_more})
 
 
 @get(ONE, guards=[team_guard], summary="Read a stored chat completion")
@@ -94,7 +97,8 @@ async def get_messages(request: AnyRequest, completion_id: FromPath[str]) -> Res
     """List the messages that a chat completion was asked with, in their order unless ``order`` is desc."""
     query, limit = read_query(request, USUAL_PAGE, LONGEST_PAGE)
     is_rising, after = read_order(OLDEST_FIRST | query), query.get("after")
-    messages = messages_of(completion_id, await part_of(request, ChatStore).find(counted_team(request), completion_id))
+    chat = await part_of(request, ChatStore).find(counted_team(request), completion_id)
+    messages = await off_loop(len(chat.messages), partial(messages_of, completion_id, chat))
     if not is_rising:
         messages.reverse()
     if after is not None:
