@@ -32,7 +32,7 @@ export function Limit({ api, label, now = null, name, save }) {
   const [said, setSaid] = useState(null);
   const act = useAct(async () => {
     const text = said.trim();
-    const isNumber = !name.startsWith("usd") && !Number.isNaN(Number(text)); // JSON has null for NaN, which takes a limit away
+    const isNumber = !name.startsWith("usd") && Number.isFinite(Number(text)); // JSON has null for what is not, which takes a limit away
     await save(text === "" ? null : isNumber ? Number(text) : text);
     setSaid(null);
   });
