@@ -93,6 +93,8 @@ class Discovery:
             if not self.is_away:
                 log.warning("fleet_not_heard", error=repr(exc), kept="the replicas that were known")
             self.is_away = True
+            for _, pool in pools:
+                pool.miss()
             if self._keep_at is None:
                 await self._recall()
             return

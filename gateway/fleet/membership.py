@@ -69,6 +69,7 @@ class Membership:
         self._known: dict[str, Member] = {}  # by instance id
         self._gone: set[str] = set()  # of these, those whose announcements were taken back
         self._anew: set[str] = set()  # and those that were heard again since time without a look was last made up for
+        self._is_missed = False  # Redis had no answer since the last look
 
     def hear(self, found: Mapping[bytes, bytes], now: float, unix: float) -> list[str]:
         """Take what Redis held at ``now`` (monotonic; ``unix``: the same in unix seconds), and return which replicas
@@ -77,7 +78,9 @@ class Membership:
         if now - self.looked_at > LATE:
             excused = self.on_time() & self._anew
             self._known |= {name: replace(self._known[name], heard_at=now) for name in excused}
-            self._anew.clear()
+            if not self._is_missed:
+                self._anew.clear()
+        self._is_missed = False
         self.looked_at, self.unsigned, self.too_long = now, 0, 0
         for field, value in list(found.items())[:MOST]:
             if len(value) > LONGEST:
@@ -94,6 +97,10 @@ class Membership:
             del self._known[instance_id]
             self._anew.discard(instance_id)
         return forgotten
+
+    def miss(self) -> None:
+        """Redis has no answer: what is made up for at the next look costs no replica its excuse."""
+        self._is_missed = True
 
     def recall(self, values: Iterable[bytes], now: float, unix: float) -> None:
         """Take announcements that were read by another process, for a start without Redis: they are asked as long as

@@ -161,6 +161,23 @@ def test_time_without_a_look_is_no_silence() -> None:
     assert gateway.hear(said(2), said(5, "b", at=8.7, base_url=other), at=8.7) == (other,)
 
 
+def test_a_redis_that_comes_and_goes_loses_no_replica() -> None:
+    """It answers once between two outages, before any heartbeat reaches it. One that stays silent once it is back is
+    lost."""
+    gateway = Gateway()
+    for number in (1, 2):
+        gateway.hear(said(number, at=number / 10), at=number / 10)
+    asked = []
+    for back in (15.0, 30.0):
+        gateway.pool.miss()
+        asked.append(gateway.hear(said(2), at=back))
+    gateway.hear(said(2), said(1, "b", at=30.5, base_url="http://10.0.0.2:8100/v1"), at=30.5)
+
+    assert asked == [(HERE,)] * 2 and gateway.states() == ["active", "active"]
+    gateway.hear(said(2), said(2, "b", at=30.7, base_url="http://10.0.0.2:8100/v1"), at=30.7)
+    assert gateway.states() == [LOST, "active"]
+
+
 def test_what_lay_in_a_silent_redis_refuses_no_replica() -> None:
     """A heartbeat that was sent as it fell silent is executed when it speaks again, older than clocks may differ. A
     clock that goes on to differ is told all the same."""
