@@ -160,9 +160,9 @@ class IdempotencyStore:
         return self._lookouts.setdefault((wanted.place, wanted.digest), Lookout())
 
     @contextmanager
-    def leased(self, claim: Claim) -> Iterator[None]:
-        """Keep the lease of ``claim`` alive inside the block."""
-        self._owned[claim.request_id] = self._clock.monotonic()
+    def leased(self, claim: Claim, since: float) -> Iterator[None]:
+        """Keep the lease of ``claim`` alive inside the block. ``since``: monotonic seconds, before it was claimed."""
+        self._owned[claim.request_id] = since
         try:
             yield
         finally:

@@ -90,9 +90,8 @@ class AnsweredOnce:
         wanted = Claim(place, digest, call.request_id, tuple(others))
         found = await self._ask(wanted)
         if isinstance(found, Running):
-            found = await self._wait(wanted)
-            # Should it be ours to run after all, its upstream has all its time.
-            call = replace(call, started=self._clock.monotonic())
+            found, asked = await self._wait(wanted)
+            call = replace(call, started=asked)  # should it be ours to run after all, its upstream has all its time
         match found:
             case Claim():
                 self._count("run")
@@ -128,18 +127,20 @@ class AnsweredOnce:
             self._background.spawn(self._release(claim))
             raise
 
-    async def _wait(self, wanted: Claim) -> Found:
-        """Wait until the call is answered, or ours to run. Of all that wait for it in this process, one looks."""
+    async def _wait(self, wanted: Claim) -> tuple[Found, float]:
+        """Wait until the call is answered, or ours to run; return which, and when that was asked (monotonic seconds).
+        Of all that wait for it in this process, one looks."""
         pause, lookout = FIRST_LOOK, self._store.lookout(wanted)
         try:
             async with asyncio.timeout(self._longest_call), lookout:
+                asked = self._clock.monotonic()
                 if lookout.seen is not None:
-                    return lookout.seen
+                    return lookout.seen, asked
                 while isinstance(found := await self._ask(wanted), Running):
                     await asyncio.sleep(pause)
-                    pause = min(LAST_LOOK, pause * 1.25)
+                    pause, asked = min(LAST_LOOK, pause * 1.25), self._clock.monotonic()
                 lookout.seen = found if isinstance(found, Answered) else None
-                return found
+                return found, asked
         except TimeoutError as exc:
             self._count("in_use")
             raise IdempotencyKeyInUse(
@@ -164,7 +165,7 @@ class AnsweredOnce:
                 raise CallTakenOver("Another gateway runs this call now. Send it again with the same Idempotency-Key.")
 
         try:
-            with store.leased(claim):
+            with store.leased(claim, call.started):
                 await run(replace(call, may_be_lost=partial(store.may_be_lost, claim)), replay.send, keep)
         except Exception as exc:
             error = exc

@@ -243,7 +243,7 @@ class BackgroundResponses:
             await self._keep(run, reply, ending)
 
         try:
-            with self.store.calls.leased(run.claim):
+            with self.store.calls.leased(run.claim, run.call.started):
                 error = await self._failure_of(run, work, keep)
                 storing.cancel()
                 with suppress(asyncio.CancelledError):

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import text
 
 from billing.core.records import Status
+from gateway.calls.call import Call
+from gateway.core.background import Background
 from gateway.core.errors import StoredAnswerUnreadable
-from gateway.idempotency.store import Answered, IdempotencyStore, Reused, Running, purge_expired
+from gateway.core.principals import Caller, Team
+from gateway.core.settings import Settings
+from gateway.idempotency.replay_buffer import Message, Send
+from gateway.idempotency.store import Answered, Found, IdempotencyStore, Reused, Running, purge_expired
 from gateway.idempotency.stored_answers import Claim, Place, StoredAnswer
+from gateway.inference.idempotency import AnsweredOnce, Keep, digest_of
 from gateway.storage.database import Database
 from gateway.storage.encryption import Sealer
+from gateway.telemetry.metrics import Metrics
+from protocol.chat import ChatRequest
+from router import RoutingOptions
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
 
@@ -147,7 +158,7 @@ async def test_a_lease_is_renewed_while_the_call_runs(
     mine, other = wanted(clock), wanted(clock)
     await alive.claim(mine)
     renewing = asyncio.create_task(alive.run())
-    with alive.leased(mine):
+    with alive.leased(mine, clock.monotonic()):
         await change(database, "UPDATE idempotency SET lease_until = now() - interval '1 hour'")
         async with asyncio.timeout(10):
             while not await ask(database, "SELECT 1 FROM idempotency WHERE lease_until > now() - interval '1 minute'"):
@@ -166,7 +177,7 @@ async def test_a_gateway_that_stood_still_for_a_lease_may_have_lost_its_call(
     stopped = make_store(database, clock, lease=SHORT)
     mine = wanted(clock)
     await stopped.claim(mine)
-    with stopped.leased(mine):
+    with stopped.leased(mine, clock.monotonic()):
         told = [stopped.may_be_lost(mine)]
         clock.move(2 * SHORT)
         told.append(stopped.may_be_lost(mine))
@@ -178,6 +189,50 @@ async def test_a_gateway_that_stood_still_for_a_lease_may_have_lost_its_call(
         told.append(stopped.may_be_lost(mine))
 
     assert told == [False, True, False, True]
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["at once", "after another"])
+async def test_a_gateway_that_stood_still_as_it_claimed_a_call_may_have_lost_it(
+    store: IdempotencyStore, clock: SetClock, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    """A lease begins when Postgres writes it down, not when its gateway goes on."""
+    claim, other, told = store.claim, wanted(clock), list[bool]()
+    call = Call(
+        request_id=clock.new_id(),
+        caller=Caller(team=Team(id=PLACE.team_id, name="A"), key_id="key_a"),
+        endpoint=PLACE.endpoint,
+        request=ChatRequest(model="m", messages=()),
+        routing=RoutingOptions(),
+        created_at=clock.now(),
+        started=clock.monotonic(),
+        idempotency_key=PLACE.key,
+    )
+    digest = digest_of(call, "pepper")
+    if not is_first:
+        assert await claim(replace(other, digest=digest)) == replace(other, digest=digest)
+
+    async def claim_and_stand_still(asked: Claim) -> Found:
+        found = await claim(asked)
+        clock.move(59.0)
+        await store.release(other)
+        return found
+
+    async def run(call: Call, send: Send, keep: Keep) -> None:
+        assert call.may_be_lost is not None
+        told.append(call.may_be_lost())
+        clock.move(1.0)
+        told.append(call.may_be_lost())
+
+    async def unheard(message: Message) -> None:
+        raise AssertionError(message)
+
+    monkeypatch.setattr(store, "claim", claim_and_stand_still)
+    timeouts = SimpleNamespace(timeouts=SimpleNamespace(total=60.0))
+    settings = SimpleNamespace(key_pepper="pepper", other_key_peppers=(), providers={"a": timeouts})
+    once = AnsweredOnce(cast(Settings, settings), store, Background(), clock, Metrics())
+    await once.answer(call, run, lambda error: b"", {}, unheard)
+
+    assert told == [False, True]
 
 
 async def test_of_those_who_wait_one_looks_at_a_time(store: IdempotencyStore, clock: SetClock) -> None:
