@@ -125,11 +125,18 @@ class Served(Struct, frozen=True, array_like=True):
     model_used: str
     provider: str
     provider_endpoint: str
+    price: str = ""  # the edition of the price that it answers at; journals of earlier versions do not name it,
+    route_reason: str = ""  # nor this
 
     def named_in(self, record: UsageRecord) -> UsageRecord:
         """Return ``record`` as one of a call that this target answers."""
         return replace(
-            record, model_used=self.model_used, provider=self.provider, provider_endpoint=self.provider_endpoint
+            record,
+            model_used=self.model_used,
+            provider=self.provider,
+            provider_endpoint=self.provider_endpoint,
+            price=self.price or record.price,
+            route_reason=self.route_reason or record.route_reason,
         )
 
 

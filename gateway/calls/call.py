@@ -9,6 +9,7 @@ from zlib import crc32
 from msgspec import Struct
 
 from billing.core.holds import Hold, Leg, Limits, NamedLimits, Scope
+from billing.core.prices import Price
 from billing.core.records import Served, Status, UsageRecord
 from billing.ledger.price_editions import edition_of
 from gateway.calls.rate_limits import LimitHeaders, rate_limit_headers
@@ -178,7 +179,7 @@ def _value_scope(kind: str, team: Team, prefix: str, value: str, limits: Mapping
 
 def record_for(call: Call, hold: Hold, route: Route, target: Target, status: Status, **known: Any) -> UsageRecord:
     """Return the usage record of a call at one target of its route, with whatever else is known."""
-    served = served_by(target)
+    served = served_by(route, target, target.model.price)
     return UsageRecord(
         request_id=call.request_id,
         team_id=call.caller.team.id,
@@ -191,7 +192,7 @@ def record_for(call: Call, hold: Hold, route: Route, target: Target, status: Sta
         status=status,
         tier=str(call.routing.tier),  # .value is a property of Python's, ten times as dear
         priority=call.priority,
-        route_reason=route.reason_at(target),
+        route_reason=served.route_reason,
         complexity=route.complexity,
         client_request_id=call.client_request_id,
         user_tag=call.end_user,
@@ -200,7 +201,7 @@ def record_for(call: Call, hold: Hold, route: Route, target: Target, status: Sta
         owner=hold.owner,
         held_tokens=hold.request.tokens,
         held_nanousd=hold.request.cost_nanousd,
-        price=edition_of(target.model.price),
+        price=served.price,
         held_models=tuple([scope.model for scope in hold.request.scopes if scope.model]) or None,
         held_scopes=tuple([scope.name for scope in hold.request.scopes if scope.kind in ("user", "tag")]) or None,
         left_out=route.left_out,
@@ -208,6 +209,7 @@ def record_for(call: Call, hold: Hold, route: Route, target: Target, status: Sta
     )
 
 
-def served_by(target: Target) -> Served:
-    """Return a target as records name it."""
-    return Served(target.model.name, target.model.provider, f"{target.endpoint.region} {target.endpoint.base_url}")
+def served_by(route: Route, target: Target, price: Price) -> Served:
+    """Return a target of a route, and the price that it answers at, as records name them."""
+    where = f"{target.endpoint.region} {target.endpoint.base_url}"
+    return Served(target.model.name, target.model.provider, where, edition_of(price), route.reason_at(target))

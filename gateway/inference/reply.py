@@ -191,8 +191,10 @@ class Reply:
         self._end(status)
 
     def _served(self) -> Served | None:
-        """Return the target that answers, unless it is the one that the call was opened with."""
-        return None if self.target is self.route.targets[0] else served_by(self.target)
+        """Return the target that answers, and its price, unless both are those that the call was opened with."""
+        target, price = self.target, self.meter.price
+        is_as_opened = target is self.route.targets[0] and price is target.model.price
+        return None if is_as_opened else served_by(self.route, target, price)
 
     def _pass_on(self, fresh: list[Event], held: list[Event]) -> tuple[list[Event], bool]:
         """Sort events into those that may go out now and those that wait for the journal; tell whether the end came."""

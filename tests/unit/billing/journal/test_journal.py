@@ -104,12 +104,23 @@ def test_the_calls_of_the_dead_come_as_they_ended(journal: Journal, clock: SetCl
 
 
 def test_progress_is_read_across_versions(journal: Journal, clock: SetClock) -> None:
-    """A neighbour of the last version knows no target in it, and a journal of the last version names none."""
-    written = msgspec.msgpack.encode(Progress("id", Usage(50), 5, Served("large", "elsewhere", "there http://x")))
-    before = msgspec.msgpack.encode(("id", Usage(50), 5))
+    """A neighbour of an earlier version knows no target in it, or not its price, and its journal names none."""
+    served = Served("large", "elsewhere", "there http://x", "price", "fallback")
+    known = ("large", "elsewhere", "there http://x")
+    written = msgspec.msgpack.encode(Progress("id", Usage(50), 5, served))
+    before = [msgspec.msgpack.encode(("id", Usage(50), 5, *more)) for more in ((), (known,))]
 
-    assert msgspec.msgpack.decode(before, type=Progress) == Progress("id", Usage(50), 5)
+    assert [msgspec.msgpack.decode(one, type=Progress).served for one in before] == [None, Served(*known)]
     assert msgspec.msgpack.decode(written, type=ProgressBefore) == ProgressBefore("id", Usage(50), 5)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(served), type=ServedBefore) == ServedBefore(*known)
+
+
+class ServedBefore(msgspec.Struct, frozen=True, array_like=True):
+    """As it was before it named the price."""
+
+    model_used: str
+    provider: str
+    provider_endpoint: str
 
 
 class ProgressBefore(msgspec.Struct, frozen=True, array_like=True):

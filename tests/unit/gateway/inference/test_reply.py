@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from billing.core.holds import Hold, HoldRequest, Settlement
 from billing.core.records import Status, UsageRecord
 from billing.journal.journal import Journal
+from billing.ledger.price_editions import edition_of
 from gateway.calls.accounting import CallAccounting
 from gateway.calls.answering import Answering
 from gateway.calls.call import Call, record_for
@@ -376,10 +377,13 @@ def test_a_whole_answer_whose_gateway_dies_costs_nothing(folder: Path) -> None:
 
 @pytest.mark.parametrize("reads", ["a stream", "a whole answer"])
 def test_a_killed_call_is_booked_at_the_target_that_answered(folder: Path, reads: str) -> None:
-    """The first on the route failed and the second answers: the journal names it, and what it costs is its price."""
+    """The first on the route failed and the second answers: the journal names it, and what it costs is its price, which
+    the audit reckons by."""
 
     async def scene() -> None:
-        away = Target(model("large", provider="elsewhere"), Endpoint("there", "http://away"))
+        large = model("large", provider="elsewhere")
+        large = replace(large, price=replace(large.price, request=7))
+        away = Target(large, Endpoint("there", "http://away"))
         scene = Scene(folder, TEXT % b"a", TEXT % b"b", first=away, owes_parts=reads == "a stream")
         if reads == "a stream":
             async for _ in scene.reply.pieces():
@@ -393,6 +397,8 @@ def test_a_killed_call_is_booked_at_the_target_that_answered(folder: Path, reads
             "upstream",
             "here http://upstream",
         )
+        price = edition_of(scene.reply.target.model.price)
+        assert (found.price, found.route_reason) == (price, "fallback") != (edition_of(large.price), "named")
         is_owed = reads == "a stream"
         assert found.cost_nanousd == (found.input_tokens * 1000 + 2000 if is_owed else 0)
         assert found.status is (Status.INTERRUPTED if is_owed else Status.FAILED)
