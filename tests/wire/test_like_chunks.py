@@ -68,9 +68,20 @@ def test_words_are_taken_out_without_decoding(made: Made) -> None:
     assert stream.feed(second + umlauts + second) == [Delta(0, " upon"), Delta(0, " größer 🚪"), Delta(0, " upon")]
 
 
+def test_padding_of_no_length_is_padding() -> None:
+    """Words that are long enough have none; an example of which that is the end would be taken anew with each."""
+    stream = opened(STREAMS["padded"][0])
+    for number in range(2 * LESSONS):
+        stream.feed(chunk({"content": "Once"}, obfuscation="x7"[: 2 * (number % 2)]))
+    stream._read_event = None  # type: ignore[attr-defined, method-assign]  # it is not needed from here on
+
+    for padding in ("", "x"):
+        assert stream.feed(chunk({"content": " upon"}, obfuscation=padding)) == [Delta(0, " upon")]
+
+
 @streams
 def test_any_other_byte_in_any_place_means_what_decoding_gives(made: Made) -> None:
-    """Text that ends early, escapes, broken characters, other fields and halves of events: all of it is decoded."""
+    """Text that ends early, broken characters, other fields and halves of events are decoded; escapes need not be."""
     second = made[1][1]
     for place in range(len(second)):
         for byte in b'"\\\n}\xff':

@@ -72,4 +72,4 @@ class LikeChunks:
 def _without_padding(data: bytes) -> bytes:
     """Return a chunk without the padding that ends it, if any does."""
     chunk, _, padding = data.rpartition(PADDING)
-    return chunk + b"}" if padding.endswith(b'"}') and padding[:-2].isalnum() else data
+    return chunk + b"}" if padding == b'"}' or (padding.endswith(b'"}') and padding[:-2].isalnum()) else data
