@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from gpu_backend.execution.kv_format import KvFormat, Placement
 from gpu_backend.lora.slots import AdapterSlots, with_adapters
 from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.latent import LatentConfig
 from gpu_backend.models.config.model import load_model_config, parse_model_config
 from gpu_backend.models.latent import LatentAttention
 from gpu_backend.models.llama import load_model
@@ -54,6 +55,11 @@ def test_all_weights_and_those_of_a_token_are_counted(name: str, total: float, a
 
     assert model.weights_read() + 2 * ends == pytest.approx(total, rel=0.01)
     assert model.products_per_token + ends == pytest.approx(active, rel=0.03)
+
+
+def test_queries_of_no_vector_of_their_own_are_counted() -> None:
+    """They are made of hidden states, as DeepSeek-V2-Lite's: 13.8 million weights a layer."""
+    assert LatentConfig(0, 512, 64, 128, 128).weights(16, 2048) == 2048 * (16 * 192 + 576 + 16 * 128) + 512 * 16 * 256
 
 
 def test_yarn_makes_scores_grow() -> None:
