@@ -36,7 +36,9 @@ from protocol.serving.off_loop import off_loop
 READ_WITHIN = 5.0  # seconds for Postgres to give the turns before
 STORE_WITHIN = 2.0  # seconds that an answer waits to be stored
 AWAY_FOR = 2.0  # seconds after it did not, in which no other answer waits for it
-SUMMED_EVERY = 60.0  # seconds for which a team's bytes are believed, those that are stored here added
+SUM_WITHIN = 1.0  # seconds that it waits for the first sum of its team's bytes
+SUMMED_EVERY = 60.0  # seconds for which a sum is believed, what is stored here added
+FORGOTTEN_AFTER = 3600.0  # seconds after which that of a team that stores nothing is asked anew
 
 GONE_ON_FROM = ("completed", "incomplete")  # statuses of responses
 
@@ -252,14 +254,27 @@ class ResponseMemory:
         return task.result()
 
     async def has_room(self, team_id: str) -> bool:
-        """Whether a team may store more: its rows are summed once a minute, what is stored elsewhere comes later."""
-        now = self._clock.monotonic()
-        summed_at, used = self._used.get(team_id, (-SUMMED_EVERY, 0))
-        if now - summed_at >= SUMMED_EVERY:
-            self._used = {team: known for team, known in self._used.items() if now - known[0] < SUMMED_EVERY}
+        """Whether a team may store more: its rows are summed once a minute, what is stored elsewhere comes later. A sum
+        takes long where they are very many: a call waits for a team's first alone, and not to its end."""
+        now, known = self._clock.monotonic(), self._used.get(team_id)
+        if known is None or now - known[0] >= SUMMED_EVERY:
+            self._used = {team: used for team, used in self._used.items() if now - used[0] < FORGOTTEN_AFTER}
+            self._used[team_id] = (now, 0 if known is None else known[1])
+            summing = asyncio.create_task(self._sum(team_id))
+            self._under_way.add(summing)
+            summing.add_done_callback(self._under_way.discard)
+            if known is None:
+                await asyncio.wait([summing], timeout=SUM_WITHIN)
+        return self._used[team_id][1] < self._most_bytes
+
+    async def _sum(self, team_id: str) -> None:
+        """Note what a team's rows take; should Postgres not say it, what was known goes on to count."""
+        try:
             used = await self.store.bytes_of(team_id)
-            self._used[team_id] = (now, used)
-        return used < self._most_bytes
+        except POSTGRES_AWAY as exc:
+            log.warning("stored_bytes_not_summed", team_id=team_id, error=repr(exc))
+        else:
+            self._used[team_id] = (self._clock.monotonic(), used)
 
     def note_stored(self, team_id: str, size: int) -> None:
         """Note that a team has stored so many bytes more."""

@@ -171,11 +171,12 @@ CONVERSATION = text("""
     SELECT id, previous_id, conversation_bytes, sealed FROM turns ORDER BY back DESC
 """)
 
+# Chats have no events; a team may have a million of them.
 BYTES = text("""
     SELECT coalesce(sum(octet_length(sealed) + coalesce(events.bytes, 0)), 0) AS bytes
     FROM stored_responses LEFT JOIN LATERAL (
         SELECT sum(octet_length(response_events.sealed)) AS bytes
-        FROM response_events WHERE response_id = stored_responses.id
+        FROM response_events WHERE response_id = stored_responses.id AND stored_responses.id LIKE 'resp%'
     ) AS events ON true
     WHERE team_id = :team_id AND created_at > :since
 """)

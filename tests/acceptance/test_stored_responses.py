@@ -278,6 +278,20 @@ def test_a_team_stores_no_more_than_its_bytes(house: House, client: httpx.Client
     assert (read.status_code, read.json(), after.json()["store"]) == (200, first.json(), True)
 
 
+def test_a_team_with_very_many_rows_keeps_none_from_storing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To sum its bytes may take longer than an answer waits to be stored: neither it nor another team pays for that."""
+    large, other = (f"team_{uuid.uuid4().hex}" for _ in range(2))
+    monkeypatch.setattr(memory, "SUM_WITHIN", 0.1)
+    slow = f"CASE WHEN CAST(:team_id AS text) = '{large}' THEN pg_sleep(4) END, CAST(:since AS timestamptz)"
+    monkeypatch.setattr(store, "BYTES", text(f"SELECT 0 AS bytes, {slow}"))
+    stored: list[bool] = []
+    for key in [asyncio.run(make_team(house.settings, team)) for team in (large, other)]:
+        with house.client(key) as client:
+            stored += [client.post(URL, json=ASK).json()["store"] for _ in range(2)]
+
+    assert stored == [True] * 4
+
+
 def test_a_long_conversation_is_answered_and_not_stored(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its turns count together, and what was stored of it stays."""
     first = client.post(URL, json=ASK | {"input": "x" * 3000}).json()
