@@ -46,7 +46,8 @@ def choices_of_experts(setting: Setting) -> str:
 
 
 def mixtures_of_experts(setting: Setting) -> str:
-    """Any number of tokens, wherever they are routed, with plain weights and of eight bits, also in groups."""
+    """Any number of tokens, wherever they are routed, with plain weights and of eight bits, also in groups; of one
+    rank, or of two that have some of the experts each."""
     kinds = ROUTINGS if setting.device.type == "cuda" else setting.dice.sample(ROUTINGS, 2)
     return worst_of(setting, lambda: max(_mixture_error(setting, kind) for kind in kinds))
 
@@ -181,7 +182,13 @@ def _mixture_error(setting: Setting, kind: str) -> float:
     tokens = dice.choice((1, 5, 37, 700, 2500) if on_card else (1, 5, 18))
     x, gate_up, down, scales = _inputs(setting, tokens, number)
     shares, chosen = _routing(setting, kind, tokens, number, count)
-    out = experts.mix_experts(x, gate_up, down, shares, chosen, scales)
+    border = dice.choice((0, number // 2))  # 0: one rank has all
+    out = torch.zeros_like(x, dtype=torch.double)
+    for own in (slice(0, border), slice(border, number)):
+        if own.start < own.stop:
+            some = None if scales is None else (scales[0][own], scales[1][own])
+            first = own.start if border else None
+            out += experts.mix_experts(x, gate_up[own], down[own], shares, chosen, some, first=first)
 
     wide = [weight.double() for weight in (gate_up, down)]
     if scales is not None:
