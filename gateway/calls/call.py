@@ -55,7 +55,7 @@ class Call(Struct, frozen=True, kw_only=True):
     fitted_output: int | None = None  # tokens: the output limit that a budget set, where the caller named none
     cache: CacheUse | None = None  # whether it goes by the cache, where the caller or its key says so
     idempotency_key: str | None = None  # the same key and request get the same answer, and pay once
-    may_be_lost: Callable[[], bool] | None = None  # with a key: whether another gateway may run it by now
+    may_be_lost: Callable[[], bool] | None = None  # with a lease: whether its gateway may be taken for dead
     redacted: Mapping[tuple[str, str], str] | None = None  # what stands for a rule's name and its find, once redacted
     without_room: Mapping[str, str] = {}  # models that limits of its team leave no room at, and a Target.key of each
     is_batch_item: bool = False

@@ -75,7 +75,7 @@ class IdempotencyStore:
         self._sealer = sealer
         self._retention = retention  # seconds
         self._lease = lease  # seconds
-        self._owned: dict[str, float] = {}  # request ids of the calls that run here; when each was ours for certain
+        self._owned: dict[Claim, float] = {}  # the calls that run here; when each was ours for certain
         self._lookouts: WeakValueDictionary[tuple[Place, bytes], Lookout] = WeakValueDictionary()
 
     def follow(self, retention: float) -> None:
@@ -162,15 +162,15 @@ class IdempotencyStore:
     @contextmanager
     def leased(self, claim: Claim, since: float) -> Iterator[None]:
         """Keep the lease of ``claim`` alive inside the block. ``since``: monotonic seconds, before it was claimed."""
-        self._owned[claim.request_id] = since
+        self._owned[claim] = since
         try:
             yield
         finally:
-            self._owned.pop(claim.request_id, None)
+            self._owned.pop(claim, None)
 
     def may_be_lost(self, claim: Claim) -> bool:
         """Whether another gateway may run a call by now that is leased here: this one stood still for too long."""
-        return self._clock.monotonic() - self._owned.get(claim.request_id, 0.0) >= self._lease
+        return self._clock.monotonic() - self._owned.get(claim, 0.0) >= self._lease
 
     async def run(self) -> None:
         """Renew the leases of what runs here, until cancelled."""
@@ -185,10 +185,12 @@ class IdempotencyStore:
         """Renew the leases of what runs here."""
         if not self._owned:
             return
-        since, values = self._clock.monotonic(), {"ids": sorted(self._owned), "lease": self._lease}
+        ids = sorted({claim.request_id for claim in self._owned})  # a key and its response in the background share one
+        since, values = self._clock.monotonic(), {"ids": ids, "lease": self._lease}
         async with self._database.begin() as connection:
-            renewed = (await connection.execute(RENEW, values)).scalars().all()
-        self._owned |= dict.fromkeys(self._owned.keys() & renewed, since)
+            rows = (await connection.execute(RENEW, values)).all()
+        renewed = {(Place(row.team_id, row.endpoint, row.key), row.request_id) for row in rows}
+        self._owned |= {claim: since for claim in self._owned if (claim.place, claim.request_id) in renewed}
 
     async def _store(self, values: dict[str, object], record: UsageRecord | None, also: Also | None) -> bool:
         async with self._database.begin() as connection:
@@ -261,7 +263,8 @@ IS_ALIVE = text("""
 
 RENEW = text("""
     UPDATE idempotency SET lease_until = clock_timestamp() + make_interval(secs => CAST(:lease AS double precision))
-    WHERE request_id = ANY(CAST(:ids AS text[])) AND lease_until IS NOT NULL RETURNING request_id
+    WHERE request_id = ANY(CAST(:ids AS text[])) AND lease_until IS NOT NULL
+    RETURNING team_id, endpoint, key, request_id
 """)
 
 PURGE = text("""

@@ -11,11 +11,13 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import msgspec
 import structlog
 from msgspec import Raw
+from msgspec.structs import replace
 
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.calls.call import Call
@@ -123,7 +125,7 @@ class BackgroundResponses:
         if self._begun[team_id] >= MOST_OF_TEAM:  # those that begin now have no rows yet that could be counted
             raise TooManyInBackground(f"{MOST_OF_TEAM} responses of the team run in the background here. Wait for one.")
         claim = Claim(place_of(team_id, events.writer.response_id), b"", call.request_id)
-        run = Run(call, claim, events)
+        run = Run(replace(call, may_be_lost=partial(self.store.calls.may_be_lost, claim)), claim, events)
         queued = events.begin()
         [piece] = pieces = events.cut()
         self._begun[team_id] += 1

@@ -204,6 +204,18 @@ def test_one_that_fails_says_so_and_costs_nothing(
     assert (record["status"], record["cost_usd"]) == (row, 0)
 
 
+def test_one_that_its_deadline_ends_owes_what_was_said(
+    house: House, client: httpx.Client, upstream: ScriptedUpstream
+) -> None:
+    """Also with an Idempotency-Key, which was answered long before: its own lease tells that its gateway lives."""
+    upstream.script("tokens=200,pace=0.05", times=1)
+    answer = client.post(URL, json=ASK, headers={"idempotency-key": str(uuid.uuid4())})
+    response = ended(client, answer.json()["id"])
+    house.reset_breakers()
+
+    assert (response["status"], house.record_of(answer)["status"]) == ("failed", "interrupted")
+
+
 def test_the_response_of_a_dead_gateway_fails_and_costs_nothing(
     house: House, client: httpx.Client, elsewhere: httpx.Client, upstream: ScriptedUpstream
 ) -> None:

@@ -170,6 +170,27 @@ async def test_a_lease_is_renewed_while_the_call_runs(
     assert await store.claim(other) == other
 
 
+async def test_a_response_in_the_background_keeps_its_lease_when_its_key_is_answered(
+    store: IdempotencyStore, database: Database, clock: SetClock
+) -> None:
+    """Both have the request id of one call: the key's answer is the response as it is queued."""
+    key = wanted(clock)
+    response = replace(key, place=replace(PLACE, key="resp_1"))
+    for claim in (key, response):
+        assert await store.claim(claim) == claim
+    with store.leased(response, clock.monotonic()):
+        with store.leased(key, clock.monotonic()):
+            assert await answer(store, key)
+        await change(database, "UPDATE idempotency SET lease_until = now() WHERE lease_until IS NOT NULL")
+        clock.move(DAY)
+        before = store.may_be_lost(response)
+        await store.renew()
+        renewed = await ask(database, "SELECT key FROM idempotency WHERE lease_until > now() + interval '50 seconds'")
+
+        assert [tuple(row) for row in renewed] == [("resp_1",)]
+        assert (before, store.may_be_lost(response)) == (True, False)
+
+
 async def test_a_gateway_that_stood_still_for_a_lease_may_have_lost_its_call(
     store: IdempotencyStore, database: Database, clock: SetClock
 ) -> None:
