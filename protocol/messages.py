@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import force_setattr, replace
 
 from protocol.chat import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, RedactedThinkingBlock, ThinkingBlock
 
@@ -327,10 +328,17 @@ class MessagesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     tool_choice: AutoChoice | AnyChoice | ToolChoice | NoChoice | None = None
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingBetweenTools | ThinkingDisabled | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # what betas called output_config.format, which it is read as
     metadata: MessageMetadata | None = None
     cache_control: CacheControl | None = None  # of the last block that can be cached, wherever that is
     context_management: ContextManagement | None = None
     anthropic_beta: tuple[str, ...] | None = None  # as a header, or in the body as clouds have it
+
+    def __post_init__(self) -> None:
+        if self.output_format is not None:
+            config = self.output_config or OutputConfig()
+            force_setattr(self, "output_config", replace(config, format=config.format or self.output_format))
+            force_setattr(self, "output_format", None)
 
     @property
     def betas(self) -> frozenset[str]:

@@ -135,9 +135,10 @@ def explain_refusal(
         )
     wide = [model for model in able if needs.tokens_least <= model.context]
     if not wide:
-        return ContextTooShort(
-            f"The context of '{asked}' is {max(model.context for model in able)} tokens, and this request needs "
-            f"{needs.tokens_least} or more. Shorten it. {_others(needs, options, catalog)}",
+        most = max(model.context for model in able)
+        return ContextTooShort(  # in words that clients look for
+            f"The prompt is too long: {needs.tokens_least} tokens > {most} maximum, the context of '{asked}'. "
+            f"Shorten it. {_others(needs, options, catalog)}",
             param=_prompt_field(needs.request),
         )
     timely = [model for model in wide if needs.tier in model.tiers]

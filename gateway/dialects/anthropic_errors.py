@@ -20,6 +20,7 @@ ERROR_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+TOO_LONG = "prompt is too long"  # by these words alone clients know that they have to shorten it
 
 
 def error_body(error: ServiceError, request_id: str) -> dict[str, Any]:
@@ -27,6 +28,8 @@ def error_body(error: ServiceError, request_id: str) -> dict[str, Any]:
     kind = ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     names_it = error.param is None or error.param in error.message
     message = error.message if names_it else f"{error.param}: {error.message}"
+    if error.code == "context_length_exceeded" and TOO_LONG not in message:
+        message = f"{TOO_LONG}: {message}"
     return {"type": "error", "error": {"type": kind, "message": message, **error.facts}, "request_id": request_id}
 
 

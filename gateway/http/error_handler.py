@@ -42,6 +42,8 @@ def as_service_error(request: Request[Any, Any, Any], exc: Exception) -> Service
             return EncodedBody("Send the body as it is: no content-encoding is read here.", param="content-encoding")
         case ServiceError():
             return exc
+        case HTTPException(status_code=404 | 405) if request.url.path.endswith(GEMINIS):
+            return UnknownUrl(unknown_url(request.method, request.url.path))
         case HTTPException(status_code=404):
             return UnknownUrl(unknown_url(request.method, request.scope["path"]))
         case HTTPException(status_code=405):
@@ -72,6 +74,7 @@ def _dependency_unavailable(exc: Exception) -> ServiceError:
 
 
 NEIGHBOURS = "is not spoken here. Set the client to chat completions: POST /v1/chat/completions."
+GEMINIS = (":generateContent", ":streamGenerateContent", ":countTokens", ":embedContent", ":batchEmbedContents")
 NOT_SPOKEN = {"/assistants": f"The Assistants API {NEIGHBOURS}", "/threads": f"The Assistants API {NEIGHBOURS}"}
 # What clients add to a base URL, some of them with the /v1.
 KNOWN = (
@@ -96,6 +99,8 @@ def unknown_url(method: str, path: str) -> str:
 
 
 def _advice(path: str) -> str:
+    if path.endswith(GEMINIS):
+        return f"Gemini's API {NEIGHBOURS}"
     parts = [part for part in path.split("/") if part]
     asked = "".join(f"/{part}" for part in parts if part != "v1")
     if asked not in KNOWN:

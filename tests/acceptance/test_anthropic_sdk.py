@@ -103,10 +103,11 @@ def test_a_request_keeps_its_form_where_the_upstream_speaks_it(client: Anthropic
             {"role": "user", "content": [{"type": "text", "text": "So?", "cache_control": mark}]},
         ],
         cache_control=mark,
-        extra_body={"top_k": 5},
+        extra_body={"top_k": 5, "output_format": {"type": "json_schema", "schema": SCHEMA}},  # its name in a beta
     )
     sent = upstream.requests[-1].body or {}
 
+    assert sent["output_config"]["format"]["schema"] == SCHEMA
     assert sent["cache_control"] == mark
     assert sent["system"] == [{"type": "text", "text": "Be brief.", "cache_control": mark}]
     assert sent["messages"][1]["content"] == [thought, {"type": "text", "text": "Well."}]
@@ -234,7 +235,7 @@ def test_a_model_that_the_team_may_not_use_is_not_counted(house: House, upstream
 
 
 @models
-def test_errors_are_the_packages_own(client: Anthropic, house: House, model: str) -> None:
+def test_errors_are_the_packages_own(client: Anthropic, house: House, upstream: ScriptedUpstream, model: str) -> None:
     """From a missing key to a bad field: Anthropic's shape, class and words, with the request's id."""
     import anthropic
 
@@ -246,8 +247,15 @@ def test_errors_are_the_packages_own(client: Anthropic, house: House, model: str
         with pytest.raises(anthropic.AuthenticationError) as refused:
             stranger.messages.create(model=model, max_tokens=1, messages=ASK)
 
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: 9001 tokens > 8192") as long:
+        client.messages.create(model=model, max_tokens=1, messages=[{"role": "user", "content": "word " * 9000}])
+    upstream.script("status=400,type=invalid_request_error,code=context_length_exceeded", model="small")
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: Scripted\."):
+        client.messages.create(model="small", max_tokens=1, messages=ASK)
+
     for caught, kind in (
         (bad, "invalid_request_error"),
+        (long, "invalid_request_error"),
         (unknown, "not_found_error"),
         (refused, "authentication_error"),
     ):

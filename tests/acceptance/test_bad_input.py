@@ -124,6 +124,7 @@ def test_a_prompt_longer_than_the_context_is_a_400(house: House) -> None:
 
     assert answer.status_code == 400
     assert error_of(answer)["code"] == "context_length_exceeded"
+    assert "prompt is too long: 9" in error_of(answer)["message"]  # LangChain and LiteLLM know it by these words
 
 
 def test_a_body_that_is_too_long_is_refused_by_its_length(house: House) -> None:

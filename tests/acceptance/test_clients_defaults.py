@@ -34,6 +34,8 @@ def post(house: House, path: str, body: dict[str, Any], **headers: str) -> httpx
     [
         ("/v1/v1/responses", "Is /v1/responses meant? The client's base URL has one /v1 too many."),
         ("/v1/assistants", "The Assistants API"),
+        ("/v1/models/small:generateContent", "Gemini's API"),
+        ("/v1beta/models/small:streamGenerateContent", "Gemini's API"),
         ("/messages/batches", "Is /v1/messages/batches meant? The client's base URL ends without its /v1."),
         ("/chat/completions", "Is /v1/chat/completions meant? The client's base URL ends without its /v1."),
         ("/v1/v1/chat/completions", "Is /v1/chat/completions meant? The client's base URL has one /v1 too many."),

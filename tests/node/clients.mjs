@@ -143,7 +143,7 @@ const clients = {
   },
   async ai_compatible() {
     const { createOpenAICompatible } = await load("@ai-sdk/openai-compatible");
-    return aiSdk(createOpenAICompatible({ name: "tollgate", baseURL, apiKey, includeUsage: true })(GPT));
+    return aiSdk(createOpenAICompatible({ name: "tollgate", baseURL, apiKey, includeUsage: true, supportsStructuredOutputs: true })(GPT));
   },
   async ai_openai_responses() {
     const { createOpenAI } = await load("@ai-sdk/openai");
