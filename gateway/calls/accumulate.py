@@ -8,7 +8,17 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, FunctionCall, ReplyMessage, Spoken, ToolCall
+from protocol.chat import (
+    ChatReply,
+    ChatRequest,
+    Choice,
+    FinishReason,
+    FunctionCall,
+    Reasoning,
+    ReplyMessage,
+    Spoken,
+    ToolCall,
+)
 from protocol.completions import CompletionChoice, CompletionReply
 from protocol.events import Delta, ToolCallDelta
 from protocol.inference import Request, WholeReply
@@ -26,6 +36,8 @@ class _Parts:
     text: list[str] = field(default_factory=list)
     refusal: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
+    unsigned: list[str] = field(default_factory=list)  # of that, what came since the last signature
+    thoughts: list[Reasoning] = field(default_factory=list)  # stretches that are signed, or withheld
     calls: dict[int, _Call] = field(default_factory=dict)
     logprobs: list[Raw] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -54,6 +66,10 @@ class Collector:
             parts.refusal.append(delta.refusal)
         if delta.reasoning:
             parts.reasoning.append(delta.reasoning)
+            parts.unsigned.append(delta.reasoning)
+        if delta.signature or delta.redacted:
+            parts.thoughts.append(Reasoning("".join(parts.unsigned), delta.signature, delta.redacted))
+            parts.unsigned.clear()
         for piece in delta.tool_calls:
             _add_call(parts.calls, piece)
         if delta.logprobs is not None:
@@ -88,6 +104,7 @@ def _chat_choice(index: int, parts: _Parts) -> Choice:
         refusal="".join(parts.refusal) or None,
         tool_calls=calls or None,
         reasoning_content="".join(parts.reasoning) or None,
+        reasoning=tuple(parts.thoughts),
         audio=parts.audio and replace(parts.audio, transcript="".join(parts.transcript)),
     )
     return Choice(

@@ -13,7 +13,7 @@ from openai import BadRequestError, NotFoundError, OpenAI
 
 from gateway.stored_responses import chats
 from tests.support.house import House, make_team
-from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.scripted_upstream import Script, ScriptedUpstream
 
 pytestmark = pytest.mark.usefixtures("strict_upstream")
 
@@ -67,6 +67,16 @@ def test_a_chat_is_read_as_it_was_answered(
     ]
     assert [part.to_dict() for part in messages[1].content_parts or ()] == PARTS
     assert said.encode() not in sealed and b"In parts." not in sealed
+
+
+def test_thinking_is_stored_signed_however_it_came(openai: OpenAI, upstream: ScriptedUpstream) -> None:
+    """A stream is stored as a whole answer is: its tools may be gone on from."""
+    upstream.script(Script(text="Hello", thinking="They greet."), model="claude")
+    ids = [ask(openai, model="claude", store=True, stream=stream, max_tokens=3000)[0] for stream in (False, True)]
+    whole, streamed = (openai.chat.completions.retrieve(each).model_dump()["choices"] for each in ids)
+    upstream.forget()
+
+    assert whole == streamed and whole[0]["message"]["thinking_blocks"][0]["signature"]
 
 
 def test_chats_are_listed_changed_and_deleted(
