@@ -53,7 +53,8 @@ Format = Literal["openai", "anthropic", "gemini", "bedrock"]  # the wire formats
 # Fields of a request that change no meaning of it: a provider that refuses one can be asked without.
 DROPPABLE = (
     *("seed", "user", "logit_bias", "presence_penalty", "frequency_penalty", "parallel_tool_calls", "metadata"),
-    *("reasoning_effort", "verbosity", "safety_identifier", "prompt_cache_key", "store"),
+    *("reasoning_effort", "verbosity", "safety_identifier", "prompt_cache_key"),
+    "store",  # goes to no provider any more: files may still say it
 )
 
 

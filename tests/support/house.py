@@ -118,7 +118,7 @@ def anthropic_provider(root_url: str) -> ProviderSettings:
 def azure_provider(root_url: str, **more: object) -> ProviderSettings:
     """Return a provider that asks the deployments of an Azure at the scripted upstream."""
     facts: dict[str, object] = {"name": "azure", "format": "openai", "api_version": "2024-10-21", **more}
-    facts |= {"headers": {"x-ms-useragent": "tollgate"}, "drop_fields": frozenset({"seed", "store"})}
+    facts |= {"headers": {"x-ms-useragent": "tollgate"}, "drop_fields": frozenset({"seed"})}
     return replace(anthropic_provider(root_url), **facts)
 
 

@@ -46,7 +46,7 @@ def test_a_name_and_a_key_are_enough(tmp_path: Path) -> None:
     assert (groq.format, groq.api_keys) == ("openai", ("sk-groq_api_key",))
     assert groq.egress is DIRECT
     assert groq.endpoints == (Endpoint("global", "https://api.groq.com/openai/v1"),)
-    assert "store" in groq.drop_fields
+    assert "verbosity" in groq.drop_fields
     assert settings.providers["xai"].api_keys == ("sk-xai_api_key",)
     assert settings.models["groq/llama-3.3-70b-versatile"].price.input > 0
 
