@@ -49,7 +49,7 @@ class Call(Struct, frozen=True, kw_only=True):
     understood: frozenset[str] = frozenset()  # and those of them that were honoured all the same
     unread: tuple[str, ...] = ()  # names of such fields further inside
     size: int = 0  # bytes of the request as it came
-    upload: memoryview | None = None  # the recording that it speaks of
+    uploads: tuple[memoryview, ...] = ()  # the recording or the pictures that it speaks of
     client_request_id: str | None = None
     traceparent: str | None = None  # the caller's trace
     fitted_output: int | None = None  # tokens: the output limit that a budget set, where the caller named none

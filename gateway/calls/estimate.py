@@ -18,7 +18,7 @@ from router.prompt_size.bounds import (
     pieces_likely,
     requests_made,
 )
-from router.prompt_size.prompt_bounds import USUAL_TOKEN_BYTES, PromptBound, prompt_tokens_likely
+from router.prompt_size.prompt_bounds import USUAL_TOKEN_BYTES, PromptBound, prompt_tokens_likely, shown_tokens
 from router.prompt_size.prompt_lengths import prompt_tokens_least
 
 LONGEST_USUAL_TOKEN = 16  # bytes
@@ -53,6 +53,7 @@ def filled_in(request: Request, model: ModelSpec, prompt: PromptBound | None, to
         told,
         input_tokens=charged,
         audio_input_tokens=told.audio_input_tokens or heard_tokens(prompt, charged),
+        image_input_tokens=told.image_input_tokens or min(shown_tokens(request), charged),
         output_tokens=told.output_tokens or tokens,
         search_units=told.search_units or (likely.search_units if price.search_unit else 0),
         images=told.images or (likely.images if price.image else 0),

@@ -23,7 +23,13 @@ from protocol.media.audio import (
     srt_of,
     vtt_of,
 )
-from protocol.media.images import MOST_IMAGES, ImageReply, ImageRequest
+from protocol.media.images import (
+    MOST_EDITED,
+    MOST_IMAGES,
+    ImageEditRequest,
+    ImageReply,
+    ImageRequest,
+)
 from protocol.sse import encode_event
 from protocol.usage import Usage
 
@@ -64,7 +70,10 @@ class ImageWriter(WholeWriter):
                 **{name: value for name, value in told.items() if value is not None},
                 "model_used": reply.target.model.name,
                 "usage": {
-                    "input_tokens_details": {"text_tokens": usage.input_tokens, "image_tokens": 0},
+                    "input_tokens_details": {
+                        "text_tokens": usage.input_tokens - usage.image_input_tokens,
+                        "image_tokens": usage.image_input_tokens,
+                    },
                     **_tokens(reply, usage),
                 },
             }
@@ -83,6 +92,21 @@ PICTURES = ApiEndpoint(
     is_for_batches=False,
     route_field="prompt",
     route_signs=frozenset({*ImageRequest.__struct_fields__} - {*CompletionRequest.__struct_fields__}),
+)
+
+
+EDITS = ApiEndpoint(
+    path="/v1/images/edits",
+    name="images.edits",
+    operation="edit_image",
+    summary="Edit pictures",
+    description="Return pictures made of up to 16 others as the prompt says, in base64 or where they lie.",
+    body_type=ImageEditRequest,
+    check=check_images,
+    writer=ImageWriter,
+    files={"image": MOST_EDITED, "mask": 1},
+    is_for_batches=False,
+    route_field=None,
 )
 
 
@@ -227,7 +251,7 @@ TRANSCRIPTIONS, TRANSLATIONS = (
         check=check_transcription,
         writer=TranscriptionWriter,
         media_type=text_type,
-        is_form=True,
+        files={"file": 1},
         is_for_batches=False,
         route_field=None,
     )

@@ -15,6 +15,7 @@ ENDPOINTS: tuple[ApiEndpoint, ...] = (
     embeddings.ENDPOINT,
     embeddings.RERANK,
     media.PICTURES,
+    media.EDITS,
     media.SPEECH,
     media.TRANSCRIPTIONS,
     media.TRANSLATIONS,

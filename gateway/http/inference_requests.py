@@ -42,9 +42,9 @@ def note_model(request: AnyRequest, model: str) -> None:
 
 
 def call_of(
-    request: AnyRequest, endpoint: ApiEndpoint, asked: Asked, size: int, upload: memoryview | None = None
+    request: AnyRequest, endpoint: ApiEndpoint, asked: Asked, size: int, uploads: tuple[memoryview, ...] = ()
 ) -> Call:
-    """Return the call to ``endpoint`` that a body of ``size`` bytes makes, one with an ``upload`` or without. Raises
+    """Return the call to ``endpoint`` that a body of ``size`` bytes makes, with the files of its form. Raises
     BadRequest and its kin."""
     caller, clock = caller_of(request), part_of(request, Clock)
     options, extensions = options_of(asked, caller, endpoint.name, request.headers, "key")
@@ -62,7 +62,7 @@ def call_of(
         understood=extensions.understood,
         unread=asked.unread,
         size=size,
-        upload=upload,
+        uploads=uploads,
         client_request_id=request.scope["state"].get("client_request_id"),
         traceparent=request.headers.get("traceparent"),
         cache=options.cache or caller.cache,

@@ -143,7 +143,7 @@ def asking_of(
         self_hosted=provider.self_hosted,
         native=call.as_message,
         response=response,
-        upload=call.upload,
+        uploads=call.uploads,
         extra=extra,
         left_out=left_out,
         quirks=quirks,

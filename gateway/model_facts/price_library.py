@@ -28,6 +28,8 @@ KINDS = (
     ("audio_input", "input_audio_mtok", "input_mtok"),
     ("cached_audio", "cache_audio_read_mtok", "input_audio_mtok"),
     ("audio_output", "output_audio_mtok", "output_mtok"),
+    ("image_input", "input_image_mtok", "input_mtok"),
+    ("cached_image", "cache_image_read_mtok", "input_image_mtok"),
 )
 REQUESTS = "requests_kcount"  # dollars per thousand calls
 SEARCHES = "web_searches_kcount"  # and per thousand searches that a model asked for
@@ -97,7 +99,7 @@ def read_listing(model: ModelInfo, today: date) -> ListedModel | NoPrice:
     all_listings = [listing for several in listings.values() for listing in several]
     if not all(_says(listing, "input_mtok") for listing in all_listings):
         return NoPrice(f"the price library lists {model.id} as free, or without a price for prompts")
-    counted = {"input_image_mtok"} if PICTURES.match(model.id) else set[str]()  # its prompts are words here
+    counted = {"input_image_mtok"} if PICTURES.match(model.id) else set[str]()  # its usage tells those
     kinds = [kind for kind in UNCOUNTED if kind not in counted]
     if uncounted := [kind for kind in kinds if any(_says(listing, kind) for listing in all_listings)]:
         return NoPrice(f"the price library has a price for {model.id} that no usage tells: {', '.join(uncounted)}")

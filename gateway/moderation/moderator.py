@@ -37,6 +37,7 @@ PARAMS = {
     "embeddings": "input",
     "rerank": "documents",
     "images": "prompt",
+    "images.edits": "prompt",
     "speech": "input",
     "transcriptions": "prompt",
     "translations": "prompt",

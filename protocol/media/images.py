@@ -1,4 +1,4 @@
-# Pictures made of words, in OpenAI's shapes; and how large a picture is, as its first bytes tell.
+# Pictures made of words, or of words and pictures, in OpenAI's shapes; and what a picture's first bytes tell of it.
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-MOST_IMAGES = 10  # of one request
+MOST_IMAGES = 10  # of one request,
+MOST_EDITED = 16  # and that it may bring
 MOST_HEADER = 256 * 1024  # bytes of a picture that are searched for its size: thumbnails and profiles come before it
+PNG = b"\x89PNG\r\n\x1a\n"
 MOST_SEGMENTS = 32  # of a JPEG that are looked at: cameras write a dozen before the frame
 _SEGMENT = re.compile(rb"\xff++[^\xff]")  # its marker, after any number of fill bytes
 
@@ -39,6 +41,29 @@ class ImageRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     def number(self) -> int:
         """How many pictures are asked for."""
         return self.n or 1
+
+
+class PictureFile(Struct, frozen=True):
+    """What is known of an uploaded picture. Its bytes go beside the request, as a recording's do."""
+
+    name: str
+    media_type: str  # as its first bytes have it
+    size: int  # bytes
+    sha256: str  # of the bytes
+    pixels: tuple[int, int] | None = None  # width and height, where it tells them
+
+
+class ImageEditRequest(ImageRequest, frozen=True, omit_defaults=True, kw_only=True):
+    """The same, made of pictures. The mask's transparent parts say where the first of them may change."""
+
+    image: tuple[PictureFile, ...]
+    mask: PictureFile | None = None
+    input_fidelity: Literal["high", "low"] | None = None
+
+    @property
+    def files(self) -> tuple[PictureFile, ...]:
+        """All pictures that came along, in the order of their bytes."""
+        return self.image if self.mask is None else (*self.image, self.mask)
 
 
 class Image(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -71,16 +96,25 @@ def size_of(url: str) -> tuple[int, int] | None:
             start = base64.b64decode(data[: len(data) // 4 * 4])
         except (binascii.Error, ValueError):
             return None
-        if (size := _size_in(start)) is not None:
+        if (size := size_in(start)) is not None:
             return size if min(size) > 0 else None
         if start[:2] != b"\xff\xd8":
             return None
     return None
 
 
-def _size_in(start: bytes) -> tuple[int, int] | None:
+def media_type_in(start: bytes | bytearray) -> str | None:
+    """Return the type of the PNG, JPEG or WebP that begins so."""
+    if start[:8] == PNG:
+        return "image/png"
+    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+        return "image/webp"
+    return "image/jpeg" if start[:3] == b"\xff\xd8\xff" else None
+
+
+def size_in(start: bytes) -> tuple[int, int] | None:
     """Return the size that the beginning of a picture tells."""
-    if start[:8] == b"\x89PNG\r\n\x1a\n" and start[12:16] == b"IHDR":
+    if start[:8] == PNG and start[12:16] == b"IHDR":
         return int.from_bytes(start[16:20]), int.from_bytes(start[20:24])
     if start[:6] in (b"GIF87a", b"GIF89a"):
         return int.from_bytes(start[6:8], "little"), int.from_bytes(start[8:10], "little")

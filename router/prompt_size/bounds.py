@@ -16,7 +16,7 @@ from protocol.completions import CompletionRequest
 from protocol.embeddings import RerankRequest
 from protocol.inference import Generation, Request
 from protocol.media.audio import RealtimeRequest, SpeechRequest, TranscriptionRequest
-from protocol.media.images import ImageRequest
+from protocol.media.images import ImageEditRequest, ImageRequest
 from protocol.usage import Usage
 from router.catalog.targets import ModelSpec
 from router.prompt_size.prompt_bounds import USUAL_TOKEN_BYTES, PromptBound, bound_prompt
@@ -185,6 +185,8 @@ def input_tokens_most(request: Request, model: ModelSpec, prompt: PromptBound | 
     that was found.
     """
     prompt = bound_prompt(request) if prompt is None else prompt
+    if isinstance(request, ImageEditRequest):
+        return prompt.tokens_on(model)  # pictures are no part of what is known of a context
     most = min(prompt.tokens_on(model), model.context * number_of_prompts(request))
     if calls := max((max(tool.most, tool.calls) for tool in _hosted(request)), default=0):
         each = max(SEARCH_TOKENS if tool.found is None else tool.found for tool in _hosted(request))
@@ -236,6 +238,7 @@ def usage_most(request: Request, model: ModelSpec, prompt: PromptBound | None = 
         characters=_characters(request),
         audio_seconds=request.file.seconds_most if isinstance(request, TranscriptionRequest) else 0,
         audio_input_tokens=_heard_most(request, model, prompt, prompt_most, extra) if prompt.is_heard else 0,
+        image_input_tokens=prompt.seen_on(model) if isinstance(request, ImageEditRequest) else 0,
         audio_output_tokens=output_most if is_spoken(request) else 0,
     )
     return replace(pieces, **units) if (units := hosted_most(request)) else pieces

@@ -12,7 +12,7 @@ from functools import lru_cache
 from msgspec import Struct
 
 from protocol.chat import ChatRequest, FilePart, ImagePart, ImageUrl, PdfFile
-from protocol.media.images import size_of
+from protocol.media.images import PictureFile, size_of
 from router.prompt_size.pdf_pages import MOST_PAGES, pages_most
 
 # The dearest of all: gpt-4o-mini, 2833 + 8 tiles of 5667. It holds where neither model nor size is known.
@@ -43,8 +43,10 @@ def images_of(request: ChatRequest) -> Iterator[ImageUrl | PdfFile]:
                     yield part.file
 
 
-def picture_of(image: ImageUrl | PdfFile) -> Picture:
+def picture_of(image: ImageUrl | PdfFile | PictureFile) -> Picture:
     """Return what counts of an image, or of a PDF."""
+    if isinstance(image, PictureFile):
+        return Picture(image.pixels, is_low=False)
     if isinstance(image, PdfFile):
         head, found, data = image.url.partition(";base64,")
         return Picture(None, is_low=False, pages=pages_most(data) if found and head.startswith("data:") else MOST_PAGES)
@@ -133,6 +135,7 @@ _MINI = _tiles(2833, 5667)
 
 # By how a model's name begins; the first that fits counts.
 _FORMULAS: tuple[tuple[str, Formula], ...] = (
+    (r"gpt-image-1", _tiles(65 + 6_240, 129)),  # as of high fidelity, and of no less than its own tiles
     (r"gpt-4o-mini", _MINI),
     (r"gpt-4\.1-mini|gpt-5-mini", _patches(32, 1_536, 1.62)),
     (r"gpt-4\.1-nano|gpt-5-nano", _patches(32, 1_536, 2.46)),

@@ -37,7 +37,7 @@ from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Request
 from protocol.media.audio import RealtimeRequest, SpeechRequest, TranscriptionRequest
-from protocol.media.images import ImageRequest
+from protocol.media.images import ImageEditRequest, ImageRequest, PictureFile
 from router.catalog.targets import ModelSpec
 from router.prompt_size.pdf_pages import MOST_PAGES
 from router.prompt_size.pictures import Picture, images_of, picture_of, picture_tokens_most
@@ -80,7 +80,7 @@ class PromptBound(Struct, frozen=True, dict=True):
 
     added: int  # tokens that templates add, and prompts given as token ids
     texts: Sequence[str]
-    images: Sequence[ImageUrl | PdfFile] = ()
+    images: Sequence[ImageUrl | PdfFile | PictureFile] = ()
     recordings: Sequence[AudioData] = ()
     answers: int = 0  # earlier ones by voice
     is_close: bool = False
@@ -104,8 +104,11 @@ class PromptBound(Struct, frozen=True, dict=True):
         text = self._counted(model.tokenizer) if self.is_close and self.size <= LONG else self.size
         if not (self.images or self.is_heard):
             return text
-        seen = sum(picture_tokens_most(model.upstream_model, picture) for picture in self.pictures)
-        return text + seen + self.heard_on(model)
+        return text + self.seen_on(model) + self.heard_on(model)
+
+    def seen_on(self, model: ModelSpec) -> int:
+        """Return the most tokens of the pictures on ``model``."""
+        return sum(picture_tokens_most(model.upstream_model, picture) for picture in self.pictures)
 
     @property
     def is_heard(self) -> bool:
@@ -127,7 +130,7 @@ class PromptBound(Struct, frozen=True, dict=True):
     def pictures(self) -> tuple[Picture, ...]:
         """The images, as large as the first of them say they are."""
         unsized = (
-            Picture(None, image.detail == "low", MOST_PAGES if isinstance(image, PdfFile) else 0)
+            Picture(None, getattr(image, "detail", None) == "low", MOST_PAGES if isinstance(image, PdfFile) else 0)
             for image in self.images[MOST_SIZED:]
         )
         return (*map(picture_of, self.images[:MOST_SIZED]), *unsized)
@@ -164,6 +167,8 @@ def bound_prompt(request: Request) -> PromptBound:
             texts = list[str | list[int]](request.texts)
             query = bytes_most(request.query) + MESSAGE_TOKENS
             return _plain_bound(texts, added=query * len(texts))
+        case ImageEditRequest(files=files):
+            return PromptBound(TEMPLATE_TOKENS + PART_TOKENS * len(files), [request.prompt], files)
         case ImageRequest():
             return _plain_bound([request.prompt])
         case SpeechRequest():
@@ -198,13 +203,18 @@ def prompt_tokens_likely(request: Request) -> int:
             query = _prompt_likely(request.query) * len(request.documents)
             return query + sum(map(_prompt_likely, request.texts))
         case ImageRequest():
-            return _prompt_likely(request.prompt)
+            return _prompt_likely(request.prompt) + shown_tokens(request)
         case SpeechRequest():
             return _prompt_likely(request.input) + _prompt_likely(request.instructions or "")
         case TranscriptionRequest():
             return _prompt_likely(request.prompt or "") + request.file.seconds_likely * USUAL_AUDIO_TOKENS
         case RealtimeRequest():
             return 0
+
+
+def shown_tokens(request: Request) -> int:
+    """Return about how many tokens the pictures of a request to edit some have."""
+    return LIKELY_IMAGE_TOKENS * len(request.files) if isinstance(request, ImageEditRequest) else 0
 
 
 def _chat_bound(request: ChatRequest) -> PromptBound:

@@ -116,7 +116,7 @@ def house(
         ranks = frozenset({Capability.RERANK})
         pictures = frozenset({Capability.IMAGES})
         tokens, each = (
-            Price(input=to_nano(5), output=to_nano(30)),
+            Price(input=to_nano(5), output=to_nano(30), image_input=to_nano(8)),
             replace(unit, search_unit=None, image=to_nano("0.07")),
         )
         models["painter"] = model("painter", upstream_model="gpt-image-2", price=tokens, capabilities=pictures)

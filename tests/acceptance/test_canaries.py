@@ -203,6 +203,9 @@ def say_everywhere(house: FaultHouse, client: httpx.Client) -> str:
         for _ in range(2):
             answer = client.post(f"/v1/audio/{kind}", data=said, files=recording, headers=more)
             assert answer.status_code == 200, answer.text
+    picture = {"image": (f"{SAID}.png", b"\x89PNG\r\n\x1a\n" + SAID.encode(), "image/png")}
+    said = {"model": "able", "prompt": f"Keep {SAID}"}
+    assert client.post("/v1/images/edits", data=said, files=picture).status_code == 200
     kept = {"items": [{"role": "user", "content": SAID}], "metadata": {"of": SAID}}
     assert client.post("/v1/chat/completions", json={**talk, "model": "able", "store": True}).status_code == 200
     made = client.post("/v1/conversations", json=kept).json()["id"]

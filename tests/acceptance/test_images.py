@@ -1,18 +1,30 @@
-# Pictures of words, by the stock openai package: charged by the tokens that the upstream counts, or by the picture.
+# Pictures of words, and of words and pictures, by the stock openai package: charged by the tokens that the upstream
+# counts, or by the picture.
 
 from __future__ import annotations
 
+import hashlib
+import struct
+import uuid
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
 import pytest
-from openai import BadRequestError, OpenAI
+from openai import APIStatusError, BadRequestError, OpenAI, RateLimitError
 
 from tests.support.house import House
 from tests.support.leaving import ask_and_leave
+from tests.support.paying_team import PayingTeam
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.upstream_scripts import Script
 from tests.support.waiting import until
+
+EDITS = "/v1/images/edits"
+PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + struct.pack(">II", 1024, 1024) + bytes(500)
+JPEG = b"\xff\xd8\xff\xc2\x00\x11\x08" + struct.pack(">HH", 512, 512) + bytes(9)
+WEBP = b"RIFF\x00\x00\x00\x00WEBPVP8X" + bytes(8) + b"\xff\x01\x00\xff\x01\x00" + bytes(4)
+SEEN = 2833 + 4 * 5667  # tokens of the PNG at the most, on a model whose formula is not known
 
 
 @pytest.fixture(autouse=True)
@@ -136,3 +148,133 @@ def test_an_answer_without_pictures_fails_over(openai: OpenAI, upstream: Scripte
     made = openai.images.generate(model="painter", prompt="A toll gate", extra_body={"models": ["brush"]})
 
     assert made.model_used == "brush"  # type: ignore[attr-defined]
+
+
+def test_pictures_are_made_of_pictures(house: House, openai: OpenAI, upstream: ScriptedUpstream) -> None:
+    """All of them reach the upstream as they came, each told as what its first bytes are; held for the most tokens that
+    they can be at the price of pictures, and charged as the upstream counts them and the words."""
+    raw = openai.images.with_raw_response.edit(
+        model="painter",
+        prompt="A toll gate",
+        image=[("gate.jpg", PNG, "image/jpeg"), JPEG, WEBP],
+        mask=("mask.png", PNG),
+        n=2,
+        quality="low",
+        input_fidelity="high",
+        user="edits",
+    )
+    made, row, (sent,) = raw.parse(), house.record_of(raw.http_response), upstream.requests
+    body: Any = sent.body
+    told = [(each["type"], each["size"], each["sha256"]) for each in (*body.pop("image"), body.pop("mask"))]
+    kinds = ((PNG, "png"), (JPEG, "jpeg"), (WEBP, "webp"), (PNG, "png"))
+
+    assert sent.path == EDITS and told == [
+        (f"image/{kind}", len(data), hashlib.sha256(data).hexdigest()) for data, kind in kinds
+    ]
+    assert body == {
+        "model": "gpt-image-2",
+        "prompt": "A toll gate",
+        "n": "2",
+        "quality": "low",
+        "input_fidelity": "high",
+        "user": "edits",
+    }
+    assert made.data is not None and len(made.data) == 2 and made.usage is not None
+    details, cost = made.usage.input_tokens_details, Decimal(3 * 5 + 3 * 194 * 8 + 544 * 30) / 10**6
+    assert (details.text_tokens, details.image_tokens, made.usage.output_tokens) == (3, 582, 544)
+    assert Decimal(made.usage.cost_usd) == cost == Decimal(str(row["cost_usd"]))  # type: ignore[attr-defined]
+    assert (row["endpoint"], row["units"]) == ("images.edits", {"images": 2, "image_input_tokens": 582})
+    assert row["held_nanousd"] >= 2 * SEEN * 8_000 + 2 * 1024 * 30_000
+    assert row["held_nanousd"] < 4 * (SEEN + 100) * 8_000 + 2 * 1024 * 30_000
+
+
+def test_an_edit_is_priced_by_the_piece(house: House, openai: OpenAI, upstream: ScriptedUpstream) -> None:
+    """Of one picture, under the name that one has; what the upstream does not count is estimated."""
+    raw = openai.images.with_raw_response.edit(model="brush", prompt="A toll gate", image=PNG, n=3)
+    row, body = house.record_of(raw.http_response), upstream.requests[0].body or {}
+
+    assert body["image"]["size"] == len(PNG) and (row["cost_usd"], row["held_nanousd"]) == (0.21, 210_000_000)
+    upstream.script("no-usage")
+    raw = openai.images.with_raw_response.edit(model="painter", prompt="A toll gate", image=PNG, quality="low")
+    assert house.record_of(raw.http_response)["units"] == {"images": 1, "image_input_tokens": 1_024}
+
+
+def test_an_edit_goes_on_with_the_same_pictures(openai: OpenAI, upstream: ScriptedUpstream) -> None:
+    """At the next model, where an upstream fails; what it refuses is told as its answer has it."""
+    asked: dict[str, Any] = {"model": "painter", "prompt": "A toll gate", "image": PNG}
+    upstream.script(Script(status=500), model="gpt-image-2")
+    made: Any = openai.images.edit(**asked, extra_body={"models": ["brush"]})
+    sent = {(request.body or {})["image"]["sha256"] for request in upstream.requests}
+
+    assert made.model_used == "brush" and len(upstream.requests) > 1 and sent == {hashlib.sha256(PNG).hexdigest()}
+    refused = Script(status=400, type="invalid_request_error", message="The mask has another size.")
+    upstream.script(refused, model="gpt-image-2")
+    with pytest.raises(BadRequestError, match="The mask has another size"):
+        openai.images.edit(**asked)
+
+
+def test_what_pictures_can_cost_has_to_be_there(house: House, upstream: ScriptedUpstream) -> None:
+    """A budget that has room for an edit of one has none for one of two; no upstream hears of that."""
+    team = PayingTeam(house, usd_per_day=(SEEN + 200) * 8 / 10**6 + 1024 * 30 / 10**6)
+    client = OpenAI(base_url=f"{house.url}/v1", api_key=team.key, max_retries=0)
+    asked: dict[str, Any] = {"model": "painter", "prompt": "A toll gate"}
+    with pytest.raises(RateLimitError, match="smaller than this request alone"):
+        client.images.edit(**asked, image=[PNG, PNG])
+
+    assert upstream.requests == []
+    assert client.images.edit(**asked, image=PNG).data
+
+
+def test_an_edit_is_given_again(house: House, upstream: ScriptedUpstream) -> None:
+    """An Idempotency-Key stands for a form with its pictures: another picture is another request."""
+    headers, fields = {"idempotency-key": str(uuid.uuid4())}, {"model": "brush", "prompt": "A toll gate"}
+    with house.client() as client:
+        first, again, other = (
+            client.post(EDITS, data=fields, files={"image": ("a.png", data)}, headers=headers)
+            for data in (PNG, PNG, PNG + b"1")
+        )
+
+    assert first.json() == again.json() and again.headers["idempotent-replayed"] and len(upstream.requests) == 1
+    assert other.status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("wrong", "status", "words"),
+    [
+        ({"image": ("a.gif", b"GIF89a" + bytes(20))}, 400, "no PNG, JPEG or WebP"),
+        ({"image": [PNG, b""]}, 400, "empty"),
+        ({"image": [PNG] * 17}, 400, "at most 16 times"),
+        ({"image": PNG + bytes(25 * 2**20)}, 413, "longer than 25 MiB"),
+        ({"mask": JPEG}, 400, "no PNG"),
+        ({"markup": PNG}, 400, "takes no file. Fields that do: 'image', 'mask'"),
+        ({"prompt": ""}, 400, "must not be empty"),
+        ({"n": 11}, 400, "from 1 to 10"),
+        ({"stream": True}, 400, "come whole here"),
+        ({"model": "gemini"}, 400, "takes chat completions"),
+    ],
+)
+def test_a_wrong_edit_is_told_what_would_be_right(
+    openai: OpenAI, upstream: ScriptedUpstream, wrong: dict[str, Any], status: int, words: str
+) -> None:
+    """An error that names the field; no upstream hears of it."""
+    asked: dict[str, Any] = {"model": "painter", "prompt": "A toll gate", "image": PNG, **wrong}
+    with pytest.raises(APIStatusError, match=words) as caught:
+        openai.images.edit(**asked)
+
+    assert (caught.value.status_code, caught.value.param) == (status, next(iter(wrong)))
+    assert upstream.requests == []
+
+
+def test_an_edit_is_a_form_with_pictures(house: House) -> None:
+    """What is missing is named; the API's description has the form."""
+    with house.client() as client:
+        plain = client.post(EDITS, json={"model": "painter"})
+        bare = client.post(EDITS, data={"model": "painter", "prompt": "A"}, files={"mask": ("a.png", PNG)})
+        described = client.get("/openapi.json").json()
+    (form,) = described["paths"][EDITS]["post"]["requestBody"]["content"].items()
+    shape = described["components"]["schemas"][form[1]["schema"]["$ref"].rpartition("/")[2]]
+
+    assert "multipart/form-data, with 'image'" in plain.json()["error"]["message"]
+    assert (bare.status_code, bare.json()["error"]["param"]) == (400, "image")
+    assert form[0] == "multipart/form-data" and set(shape["required"]) == {"model", "prompt", "image"}
+    assert shape["properties"]["image"]["items"] == {"type": "string", "format": "binary"}

@@ -279,6 +279,17 @@ def answer_images(request: dict[str, Any], script: Script) -> dict[str, Any]:
     return {"created": CREATED, "data": data, "size": "1024x1024", "quality": "low", "usage": told}
 
 
+def answer_edits(request: dict[str, Any], script: Script) -> dict[str, Any]:
+    """Return the answer to a form with pictures: 194 tokens of each beside the prompt."""
+    answer = answer_images(request | {"n": int(request.get("n", "1"))}, script)
+    pictures = request["image"] if isinstance(request["image"], list) else [request["image"]]
+    if script.usage is Told.RIGHT and (usage := answer.get("usage")):
+        seen, words = 194 * len(pictures), usage["input_tokens"]
+        usage |= {"input_tokens": words + seen, "total_tokens": usage["total_tokens"] + seen}
+        usage["input_tokens_details"] = {"text_tokens": words, "image_tokens": seen}
+    return answer
+
+
 def answer_speech(request: dict[str, Any], script: Script) -> list[bytes]:
     """Return the pieces of a text said aloud: its bytes, a word each, or events that hold them. 20 tokens a word."""
     words = re.findall(rb"\S+\s*", request["input"].encode())

@@ -263,6 +263,17 @@ class Pictures(Strict, kw_only=True, frozen=True):
     user: str | None = None
 
 
+class Edited(Strict, kw_only=True, frozen=True):
+    model: Words
+    prompt: Annotated[str, Meta(min_length=1, max_length=32_000)]
+    image: dict[str, Any] | Annotated[list[dict[str, Any]], Meta(min_length=2, max_length=16)]
+    mask: dict[str, Any] | None = None
+    n: str | None = None
+    quality: Literal["low", "medium", "high", "xhigh", "max", "auto"] | None = None
+    input_fidelity: Literal["high", "low"] | None = None
+    user: str | None = None
+
+
 class Speech(Strict, kw_only=True, frozen=True):
     model: Words
     input: Annotated[str, Meta(min_length=1, max_length=4_096)]
@@ -291,6 +302,7 @@ SHAPES: dict[str, Any] = {
     "/v1/embeddings": Embedding,
     "/v1/rerank": Rerank,
     "/v1/images/generations": Pictures,
+    "/v1/images/edits": Edited,
     "/v1/audio/speech": Speech,
     "/v1/audio/transcriptions": Written,
     "/v1/audio/translations": Written,
@@ -316,7 +328,7 @@ def check_headers(headers: dict[str, str], has_body: bool) -> None:
 def check_body(path: str, body: bytes, content_type: str = "application/json") -> dict[str, Any]:
     """Return the decoded body, or raise Violation for whatever OpenAI would not take."""
     try:
-        is_form = SHAPES[path] is Written
+        is_form = SHAPES[path] in (Written, Edited)
         plain = read_form(body, content_type) if is_form else json.loads(body, object_pairs_hook=_unique)
     except ValueError as exc:
         raise Violation(f"We could not parse the JSON body of your request: {exc}") from exc
@@ -335,7 +347,7 @@ def check_body(path: str, body: bytes, content_type: str = "application/json") -
 
 
 def read_form(body: bytes, content_type: str) -> dict[str, Any]:
-    """Return the fields of a form; of its file, name, type and SHA-256. Raises ValueError."""
+    """Return the fields of a form; of its files, name, type and SHA-256. Raises ValueError."""
     fields: dict[str, Any] = {}
     boundary = content_type.partition("boundary=")[2]
     with PushMultipartParser(boundary) as parser:
@@ -345,9 +357,12 @@ def read_form(body: bytes, content_type: str) -> dict[str, Any]:
             elif event is not None:
                 data += event
             elif segment.filename is not None:
-                digest = hashlib.sha256(data).hexdigest()
-                fields["file"] = {"name": segment.filename, "type": segment.content_type, "sha256": digest}
-                fields["file"]["size"] = len(data)
+                file = {"name": segment.filename, "type": segment.content_type, "size": len(data)}
+                file["sha256"] = hashlib.sha256(data).hexdigest()
+                if segment.name.endswith("[]"):
+                    fields.setdefault(segment.name[:-2], []).append(file)
+                else:
+                    fields = _unique([*fields.items(), (segment.name, file)])
             elif segment.name.endswith("[]"):
                 fields.setdefault(segment.name[:-2], []).append(data.decode())
             else:

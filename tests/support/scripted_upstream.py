@@ -29,6 +29,7 @@ from tests.support.openai_answers import (
     ERROR_FRAME,
     answer_chat,
     answer_completion,
+    answer_edits,
     answer_embedding,
     answer_images,
     answer_rerank,
@@ -455,6 +456,7 @@ WORDLESS = {
     "/v1/embeddings": answer_embedding,
     "/v1/rerank": answer_rerank,
     "/v1/images/generations": answer_images,
+    "/v1/images/edits": answer_edits,
 }
 SPEECH = "/v1/audio/speech"
 WRITTEN = ("/v1/audio/transcriptions", "/v1/audio/translations")

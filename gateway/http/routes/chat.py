@@ -65,4 +65,4 @@ def _remembered(request: AnyRequest, call: Call, writer: ReplyWriter) -> ASGIApp
     return ReplyResponse(inference, call, writer, part_of(request, ResponseMemory).before_end(call, writer, local))
 
 
-handlers = [route_of(endpoint) for endpoint in ENDPOINTS if not endpoint.is_form]
+handlers = [route_of(endpoint) for endpoint in ENDPOINTS if not endpoint.files]

@@ -1,10 +1,11 @@
-# POST /v1/audio/transcriptions and its kin: inference endpoints whose body is a form with a file. The file is kept
-# once, as it came, from its first byte until the call's end, and counts among the long bodies of its team for as long.
+# POST /v1/audio/transcriptions, /v1/images/edits and their kin: inference endpoints whose body is a form with files.
+# They are kept once, as they came, from their first byte until the call's end, and count among the long bodies of their
+# team for as long.
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -24,74 +25,108 @@ from gateway.http.inference_port import inference_of
 from gateway.http.inference_requests import call_of, note_model
 from gateway.http.reply_response import ReplyResponse
 from gateway.overload.body_memory import BodyRoom
-from protocol.errors import BadRequest, TooLarge, invalid_value, missing_param
-from protocol.media.audio import Recording
+from protocol.errors import BadRequest, TooLarge, invalid_value
+from protocol.media.images import MOST_HEADER, media_type_in, size_in
 from protocol.serving.off_loop import off_loop
 
-LARGEST_FILE = 25 * 1024 * 1024  # bytes, as OpenAI has it
+LARGEST_FILES = 25 * 1024 * 1024  # bytes of all files of a form together, as OpenAI has it of a recording
 LONGEST_FIELDS = 64 * 1024  # bytes of all fields together
 MOST_PARTS = 64
 LONGEST_NAME = 128  # characters
 
 
-class Form:
-    """One form as it arrives: its fields, and its file."""
+class File:
+    """A file of a form as it arrives."""
 
-    def __init__(self) -> None:
-        self.fields: dict[str, Any] = {}
-        self.file = bytearray()
-        self._segment: MultipartSegment | None = None
+    def __init__(self, segment: MultipartSegment) -> None:
+        self.data = bytearray()
+        self._segment = segment
         self._digest = hashlib.sha256()
-        self._size = 0  # bytes of fields
+
+    def add(self, data: bytes | bytearray) -> None:
+        """Take in what comes next."""
+        self.data += data
+        self._digest.update(data)
+
+    def facts(self, field: str) -> dict[str, Any]:
+        """Return what is known of it, with what it tells itself. Raises BadRequest where it is empty."""
+        if not self.data:
+            raise invalid_value(field, "is empty")
+        return {
+            "name": _plain((self._segment.filename or "").rpartition("/")[2]) or field,  # a part may say neither
+            "media_type": _plain(self._segment.content_type or "") or "application/octet-stream",
+            "size": len(self.data),
+            "sha256": self._digest.hexdigest(),
+            **(self._heard() if field == "file" else self._seen(field)),
+        }
+
+    def _heard(self) -> dict[str, Any]:
+        most, likely = seconds_of(self.data)
+        return {"seconds_most": most, "seconds_likely": likely}
+
+    def _seen(self, field: str) -> dict[str, Any]:
+        kind = media_type_in(self.data)
+        if kind is None or (field == "mask" and kind != "image/png"):
+            raise invalid_value(field, "is no PNG" if field == "mask" else "is no PNG, JPEG or WebP")
+        pixels = size_in(bytes(self.data[:MOST_HEADER]))
+        return {"media_type": kind, "pixels": pixels if pixels and min(pixels) > 0 else None}
+
+
+class Form:
+    """One form as it arrives: its fields, and the files of those that bring some."""
+
+    def __init__(self, most: Mapping[str, int]) -> None:
+        self.fields: dict[str, Any] = {}
+        self.files: dict[str, list[File]] = {name: [] for name in most}
+        self._most = most  # files of each field
+        self._segment: MultipartSegment | None = None
+        self._file: File | None = None
+        self.size = 0  # bytes of files,
+        self._size_of_fields = 0
         self._value = bytearray()
 
     def take(self, event: MultipartSegment | bytes | bytearray | None) -> None:
         """Take in what the parser found next. Raises BadRequest, TooLarge."""
         if isinstance(event, MultipartSegment):
-            self._segment, self._value = event, bytearray()
-            if event.name == "file" and "file" in self.fields:
-                raise invalid_value("file", "comes once")
-            if event.name == "file":
-                self.fields["file"] = None
+            self._begin(event)
         elif event is None:
-            if self._segment is not None and self._segment.name != "file":
+            if self._segment is not None and self._file is None:
                 self._end_field(self._segment.name)
-        elif self._segment is not None and self._segment.name == "file":
-            if len(self.file) + len(event) > LARGEST_FILE:
-                words = f"The file is longer than {LARGEST_FILE // 2**20} MiB. Send it in parts, or packed (mp3, ogg)."
-                raise TooLarge(words, param="file")
-            self.file += event
-            self._digest.update(event)
-            if self._segment.filename is not None:
-                self.fields["file"] = (self._segment.filename, self._segment.content_type)
+        elif self._file is not None:
+            self.size += len(event)
+            if self.size > LARGEST_FILES:
+                words = (
+                    f"longer than {LARGEST_FILES // 2**20} MiB. Send less at a time, or packed (mp3, ogg; jpeg, webp)."
+                )
+                raise TooLarge(f"The files of the form are {words}", param=next(iter(self._most)))
+            self._file.add(event)
         else:
-            self._size += len(event)
-            if self._size > LONGEST_FIELDS:
+            self._size_of_fields += len(event)
+            if self._size_of_fields > LONGEST_FIELDS:
                 raise TooLarge(f"The fields of the form are longer than {LONGEST_FIELDS} bytes.")
             self._value += event
 
     def whole(self) -> dict[str, Any]:
-        """Return the fields, the file as what is known of it. Raises BadRequest where there is none."""
-        if not self.file:
-            said = "file" in self.fields
-            raise (
-                invalid_value("file", "is empty")
-                if said
-                else missing_param(
-                    "file", "Missing required parameter: 'file'. Send the recording as a file of the form."
-                )
-            )
-        name, media_type = (said or "" for said in self.fields["file"] or (None, None))  # a part may say neither
-        most, likely = seconds_of(self.file)
-        facts = Recording(
-            name=_plain(name.rpartition("/")[2]) or "recording",
-            media_type=_plain(media_type) or "application/octet-stream",
-            size=len(self.file),
-            sha256=self._digest.hexdigest(),
-            seconds_most=most,
-            seconds_likely=likely,
-        )
-        return self.fields | {"file": msgspec.to_builtins(facts)}
+        """Return the fields, the files as what is known of them. Raises BadRequest for one that is not what it has to
+        be."""
+        facts = {name: [file.facts(name) for file in files] for name, files in self.files.items() if files}
+        return self.fields | {name: each if self._most[name] > 1 else each[0] for name, each in facts.items()}
+
+    @property
+    def bytes(self) -> tuple[memoryview, ...]:
+        """Return what the files hold, field by field."""
+        return tuple(memoryview(file.data) for files in self.files.values() for file in files)
+
+    def _begin(self, segment: MultipartSegment) -> None:
+        self._segment, self._file, self._value = segment, None, bytearray()
+        name = segment.name.removesuffix("[]")
+        if (files := self.files.get(name)) is not None:
+            if len(files) == (most := self._most[name]):
+                raise invalid_value(name, "comes once" if most == 1 else f"comes at most {most} times")
+            self._file = File(segment)
+            files.append(self._file)
+        elif segment.filename is not None:
+            raise invalid_value(name[:50], f"takes no file. Fields that do: {', '.join(map(repr, self._most))}")
 
     def _end_field(self, name: str) -> None:
         try:
@@ -102,7 +137,7 @@ class Form:
         known = self.fields.get(plain)
         if plain != name and isinstance(known, list):
             known.append(value)
-        elif plain == "file" or plain in self.fields:
+        elif plain in self.fields:
             raise invalid_value(plain[:50], "comes once")
         else:
             self.fields[plain] = value if plain == name else [value]
@@ -113,13 +148,13 @@ def _plain(text: str) -> str:
     return "".join(each for each in text if each.isascii() and each.isprintable() and each not in '"\\')[:LONGEST_NAME]
 
 
-async def read_form(content_type: str, body: AsyncIterator[bytes]) -> Form:
-    """Return a form, whole. Raises BadRequest, TooLarge."""
+async def read_form(content_type: str, body: AsyncIterator[bytes], most: Mapping[str, int]) -> Form:
+    """Return a form, whole; ``most``: how many files its fields bring that do. Raises BadRequest, TooLarge."""
     kind, options = parse_options_header(content_type)
     if kind != "multipart/form-data" or not options.get("boundary"):
-        words = "Send the recording as multipart/form-data, with 'file' and 'model'."
+        words = f"Send multipart/form-data, with '{next(iter(most))}' and 'model'."
         raise BadRequest(words, code="invalid_content_type")
-    form = Form()
+    form = Form(most)
     try:
         with PushMultipartParser(options["boundary"], max_segment_count=MOST_PARTS) as parser:
             async for data in body:
@@ -141,10 +176,10 @@ class UploadResponse:
         request, endpoint = self._request, self._endpoint
         size = min(request.content_length or LARGEST_BODY, LARGEST_BODY)
         async with part_of(request, BodyRoom).taken(caller_of(request).team.id, size):
-            form = await read_form(request.headers.get("content-type", ""), self._body)
-            fields = await off_loop(len(form.file), form.whole)
+            form = await read_form(request.headers.get("content-type", ""), self._body, endpoint.files)
+            fields = await off_loop(form.size, form.whole)
             asked = endpoint.read_form(fields, lambda model: note_model(request, model))
-            call = call_of(request, endpoint, asked, len(form.file), memoryview(form.file))
+            call = call_of(request, endpoint, asked, form.size, form.bytes)
             await ReplyResponse(inference_of(request), call, endpoint.writer_of(call))(scope, receive, send)
 
 
@@ -160,21 +195,19 @@ def route_of(endpoint: ApiEndpoint) -> HTTPRouteHandler:
         guards=[team_guard],
         status_code=200,
         summary=endpoint.summary,
-        takes=_described(endpoint.body_type),
+        takes=_described(endpoint),
         body_type="multipart/form-data",
         options=Options,
     )
     return declare(answer_upload)
 
 
-def _described(kind: type[Any]) -> type[msgspec.Struct]:
+def _described(endpoint: ApiEndpoint) -> type[msgspec.Struct]:
     """Return the form as the API's description shows it."""
     file = Annotated[str, Meta(extra_json_schema={"format": "binary"})]
-    fields = [
-        (each.name, file) if each.name == "file" else (each.name, each.type, each.default)
-        for each in msgspec.structs.fields(kind)
-    ]
+    kind, kinds = endpoint.body_type, {name: list[file] if most > 1 else file for name, most in endpoint.files.items()}
+    fields = [(each.name, kinds.get(each.name, each.type), each.default) for each in msgspec.structs.fields(kind)]
     return msgspec.defstruct(kind.__name__.replace("Request", "Form"), fields, kw_only=True)
 
 
-handlers = [route_of(endpoint) for endpoint in ENDPOINTS if endpoint.is_form]
+handlers = [route_of(endpoint) for endpoint in ENDPOINTS if endpoint.files]

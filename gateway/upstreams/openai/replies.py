@@ -234,9 +234,14 @@ class _Rerank(Struct, frozen=True):
         return Usage(input_tokens=tokens or 0, search_units=units or 0) if tokens or units else None
 
 
+class _ImageTokens(Struct, frozen=True):
+    image_tokens: int | float | None = None
+
+
 class _ImageUsage(Struct, frozen=True):
     input_tokens: int | float | None = None
     output_tokens: int | float | None = None
+    input_tokens_details: _ImageTokens | None = None
 
 
 class _Images(Struct, frozen=True):
@@ -255,7 +260,9 @@ class _Images(Struct, frozen=True):
         """Return what was made, and the tokens that the upstream counted, if it did."""
         told = self.usage or _ImageUsage()
         tokens = (count_of(told.input_tokens) or 0, count_of(told.output_tokens) or 0)
-        return Usage(input_tokens=tokens[0], output_tokens=tokens[1], images=len(self.data))
+        seen = count_of((told.input_tokens_details or _ImageTokens()).image_tokens) or 0
+        images = {"images": len(self.data), "image_input_tokens": min(seen, tokens[0])}
+        return Usage(input_tokens=tokens[0], output_tokens=tokens[1], **images)
 
 
 class TranscriptionUsage(Struct, frozen=True):

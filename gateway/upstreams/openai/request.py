@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -31,8 +31,8 @@ from protocol.chat import (
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Generation, Request
-from protocol.media.audio import SpeechRequest, TranscriptionRequest, TranslationRequest
-from protocol.media.images import ImageRequest
+from protocol.media.audio import Recording, SpeechRequest, TranscriptionRequest, TranslationRequest
+from protocol.media.images import ImageEditRequest, ImageRequest, PictureFile
 from protocol.serving.prompt_marks import PROMPT_MARKS
 from router.prompt_size.pictures import images_of
 
@@ -57,6 +57,7 @@ PATHS: dict[type, str] = {
     EmbeddingRequest: "/embeddings",
     RerankRequest: "/rerank",
     ImageRequest: "/images/generations",
+    ImageEditRequest: "/images/edits",
     SpeechRequest: "/audio/speech",
     TranscriptionRequest: "/audio/transcriptions",
     TranslationRequest: "/audio/translations",
@@ -71,7 +72,7 @@ def write_request(asking: Asking) -> UpstreamRequest:
         options = StreamOptions(include_usage=True) if asking.streams and asking.quirks.stream_options else None
         request = replace(request, model=model, stream=asking.streams or None, stream_options=options)
     elif isinstance(request, TranscriptionRequest):
-        return _form(replace(request, model=model), asking, path)
+        return _transcription_form(replace(request, model=model), asking, path)
     elif isinstance(request, RerankRequest):  # texts by their places are ours to tell
         request = replace(request, model=model, documents=tuple(request.texts), return_documents=None, user=None)
     elif isinstance(request, SpeechRequest):  # what is priced by tokens is counted in events alone
@@ -85,6 +86,10 @@ def write_request(asking: Asking) -> UpstreamRequest:
         request = _plain_chat(request, asking, dropped)
     if not asking.self_hosted:
         request = with_short_ids(request)
+    if isinstance(request, ImageEditRequest):
+        several = "[]" if len(request.image) > 1 else ""
+        names = (*[f"image{several}"] * len(request.image), "mask")
+        return _form(request, ("image", "mask"), zip(names, request.files, strict=False), asking, path)
     headers = JSON_HEADERS | credentials(asking)
     extra: dict[str, Any] = dict(asking.extra)
     if asking.self_hosted:
@@ -132,30 +137,41 @@ def _refuse_unpriced(request: ImageRequest, asking: Asking) -> None:
             raise Unsayable(f"{words} known. Ask for another {name}.", param=name)
 
 
-def _form(request: TranscriptionRequest, asking: Asking, path: str) -> UpstreamRequest:
-    """Return a recording with what is asked of it, as multipart/form-data (RFC 7578)."""
+def _transcription_form(request: TranscriptionRequest, asking: Asking, path: str) -> UpstreamRequest:
+    """Return a recording with what is asked of it."""
     told_as, streams = told_format(request, asking), asking.streams or None
-    told = msgspec.to_builtins(replace(request, response_format=told_as, stream=streams, user=None))
-    del told["file"]
+    told = replace(request, response_format=told_as, stream=streams, user=None)
+    return _form(told, ("file",), [("file", request.file)], asking, path)
+
+
+def _form(
+    request: Struct,
+    without: Sequence[str],
+    files: Iterable[tuple[str, Recording | PictureFile]],
+    asking: Asking,
+    path: str,
+) -> UpstreamRequest:
+    """Return a request as multipart/form-data (RFC 7578): its fields, ``without`` those of its files, and these."""
+    told = {name: value for name, value in msgspec.to_builtins(request).items() if name not in without}
     boundary, fields = secrets.token_hex(16), list[str]()  # that no part can have
     for name, value in {**told, **asking.extra}.items():
         for each in value if isinstance(value, list | tuple) else [value]:
             text = each if isinstance(each, str) else msgspec.json.encode(each).decode()
             ending = "[]" if isinstance(value, list | tuple) else ""
             fields.append(f'--{boundary}\r\ncontent-disposition: form-data; name="{name}{ending}"\r\n\r\n{text}\r\n')
-    assert asking.upload is not None
-    file = (
-        f'--{boundary}\r\ncontent-disposition: form-data; name="file"; filename="{request.file.name}"\r\n'
-        f"content-type: {request.file.media_type}\r\n\r\n"
-    )
+    rest = list[bytes | memoryview]()
+    for (name, file), data in zip(files, asking.uploads, strict=True):
+        named = f'form-data; name="{name}"; filename="{file.name}"'
+        head = f"--{boundary}\r\ncontent-disposition: {named}\r\ncontent-type: {file.media_type}\r\n\r\n"
+        rest += [head.encode(), data, b"\r\n"]
     headers = {"content-type": f"multipart/form-data; boundary={boundary}", "accept-encoding": "identity"}
     return UpstreamRequest(
         "POST",
         url_of(asking, path),
         headers | credentials(asking),
-        "".join((*fields, file)).encode(),
+        "".join(fields).encode(),
         dropped=asking.left_out,
-        rest=(asking.upload, f"\r\n--{boundary}--\r\n".encode()),
+        rest=(*rest, f"--{boundary}--\r\n".encode()),
     )
 
 

@@ -54,7 +54,7 @@ class Asking(Unshown, Struct, frozen=True, kw_only=True):
     fails_over: bool = False  # there are other replicas to go on with a reply that breaks
     seed: int = 0  # for a request without one, so that another replica can continue the reply
     resume: Resume | None = None
-    upload: memoryview | None = None  # the recording that the request speaks of
+    uploads: tuple[memoryview, ...] = ()  # the recording or the pictures that the request speaks of
     marks: str = ""  # of the prompt's beginnings, for a replica that tells which of them it has cached
 
 

@@ -637,7 +637,8 @@ def test_a_model_that_only_embeds_needs_no_price_of_answers(tmp_path: Path) -> N
     assert settings.models["written"].price.steps == (PriceStep(above=9, input=to_nano(2), output=to_nano(0)),)
     unit = Price(input=to_nano(0), output=to_nano(0), search_unit=to_nano("0.002"))
     assert settings.models["ranker"].price == unit
-    assert settings.models["painter"].price.output == to_nano(30)
+    painter = settings.models["painter"].price
+    assert (painter.output, painter.image_input, painter.cached_image) == (to_nano(30), to_nano(8), to_nano(2))
     assert settings.models["brush"].price.image == to_nano("0.07")
 
 

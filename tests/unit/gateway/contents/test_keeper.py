@@ -36,7 +36,7 @@ def call_of(request: Request = STREAMED, size: int = 300) -> Call:
         request=request,
         routing=RoutingOptions(),
         size=size,
-        upload=memoryview(bytes(5_000_000)),
+        uploads=(memoryview(bytes(5_000_000)),),
         created_at=0.0,
         started=0.0,
     )

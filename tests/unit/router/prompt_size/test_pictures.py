@@ -165,6 +165,8 @@ def test_no_bytes_break_the_search(noise: bytes, kind: str, cut: int) -> None:
         ("mistral-small-3.1-24b-instruct", (3080, 1540), 64 * 33),  # a Pixtral's, on its side
         ("ministral-3-14b", (28, 28), 2 * 3),
         ("my-deployment", (1024, 1024), 2833 + 4 * 5667),
+        ("gpt-image-1.5", (1024, 1024), 65 + 6_240 + 4 * 129),  # billed 65 + 129, or + 4,160
+        ("gpt-image-2", (1024, 1024), 2833 + 4 * 5667),
     ],
 )
 def test_each_maker_has_its_formula(name: str, size: tuple[int, int], tokens: int) -> None:
