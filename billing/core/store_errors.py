@@ -23,9 +23,9 @@ def postgres_refuses(exc: BaseException) -> bool:
     cause = _cause(exc)
     if isinstance(cause, asyncpg.QueryCanceledError):
         return True
-    # One that hung up in the middle of something may have done it or not.
-    hung_up = isinstance(cause, asyncpg.PostgresConnectionError | asyncpg.OperatorInterventionError)
-    return isinstance(cause, asyncpg.PostgresError) and not hung_up
+    # One that hung up in the middle of something may have done it or not; what others have locked comes free.
+    passes = asyncpg.PostgresConnectionError | asyncpg.OperatorInterventionError | asyncpg.LockNotAvailableError
+    return isinstance(cause, asyncpg.PostgresError) and not isinstance(cause, passes)
 
 
 def postgres_cannot_now(exc: BaseException) -> bool:

@@ -22,6 +22,7 @@ from billing.quotas.standing import Standing
 WAIT_FOR_ROOM = 0.25  # seconds that a caller waits for room which other owners hold unused
 ROOM_IS_THERE = 2.0  # seconds more, for room that came back while the answer was written, or is on its way
 LEAST_ASKS = 3  # for the same
+LONGEST_ASK = 3.0  # seconds between two answers; where they are more, this process stood still, and waited for nothing
 ASK_AGAIN = 0.05  # seconds between asks for what was refused
 
 
@@ -30,7 +31,8 @@ class Waiting(Struct, eq=False):
 
     request: HoldRequest
     answer: asyncio.Future[RefusedHold | None]
-    until: float  # loop time
+    until: float  # loop time, as the next
+    seen: float
     asked: int = 0  # times
 
 
@@ -50,7 +52,8 @@ class Callers:
     async def hold(self, request: HoldRequest) -> RefusedHold | None:
         """Hold a call with room that the database gives, or return why there is none."""
         loop = asyncio.get_running_loop()
-        waiting = Waiting(request, loop.create_future(), loop.time() + WAIT_FOR_ROOM)
+        now = loop.time()
+        waiting = Waiting(request, loop.create_future(), now + WAIT_FOR_ROOM, now)
         self.waiting.setdefault(request.team_id, deque()).append(waiting)
         self.serve(request.team_id)
         if request.team_id not in self._asking:
@@ -132,6 +135,9 @@ class Callers:
         why, may_come = refusal(waiting.request, of, taken, is_slow=is_slow)
         waiting.asked += 1
         now = asyncio.get_running_loop().time()
+        if now - waiting.seen > LONGEST_ASK:
+            waiting.until += now - waiting.seen
+        waiting.seen = now
         # Where the room is there it is asked for again, however late it is: this process may have been stopped.
         is_there = why is None and (waiting.until + ROOM_IS_THERE > now or waiting.asked < LEAST_ASKS)
         if not may_come or not (is_there or waiting.until > now):

@@ -19,6 +19,7 @@ from billing.quotas.standing import GIVE_UP_AFTER, Standing
 from protocol.serving.deadlines import running_timeout
 
 ASK_WITHIN = 2.0  # seconds that a caller waits for the database
+STOOD_STILL = 8.0  # seconds that an ask never takes while this process runs
 DONE_WITHIN = 60.0  # seconds after which a statement that was given up is over, if it was executed at all
 LOOK_AGAIN = 1.0  # seconds until the first look at what it has drawn; each further one after twice as long
 
@@ -55,7 +56,8 @@ class Draws:
             return Taken(refused="clock")
         if standing.is_away:  # until the next beat is answered: each caller would wait for the deadline
             return None
-        asking, began = asyncio.create_task(self.draw(day, list(asks))), standing.clock.monotonic()
+        asks = list(asks)
+        asking, began = asyncio.create_task(self.draw(day, asks)), standing.clock.monotonic()
         try:
             async with running_timeout(ASK_WITHIN):
                 taken = await asyncio.shield(asking)
@@ -63,6 +65,10 @@ class Draws:
             if not asking.done():
                 self.late.add(asking)
                 asking.add_done_callback(self._hear_late)
+            elif (
+                standing.clock.monotonic() - began > STOOD_STILL
+            ):  # the server ends a statement whose client says no more
+                return await self.take(day, asks)
             standing.miss(began, exc)
             return None
         except asyncio.CancelledError:

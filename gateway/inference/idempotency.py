@@ -132,7 +132,7 @@ class AnsweredOnce:
         Of all that wait for it in this process, one looks."""
         pause, lookout = FIRST_LOOK, self._store.lookout(wanted)
         try:
-            async with asyncio.timeout(self._longest_call), lookout:
+            async with running_timeout(self._longest_call), lookout:
                 asked = self._clock.monotonic()
                 if lookout.seen is not None:
                     return lookout.seen, asked

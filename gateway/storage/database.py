@@ -29,7 +29,7 @@ SETTINGS = {
     "jit": "off",
     "statement_timeout": f"{round(COMMAND_TIMEOUT * 1000)}",  # milliseconds, as the next
     "lock_timeout": f"{round(COMMAND_TIMEOUT * 500)}",
-    "idle_in_transaction_session_timeout": f"{round(COMMAND_TIMEOUT * 3000)}",
+    "idle_in_transaction_session_timeout": f"{round(COMMAND_TIMEOUT * 1000)}",
 }
 
 T = TypeVar("T", bound=Struct)

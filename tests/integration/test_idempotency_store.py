@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,16 +12,18 @@ from msgspec.structs import replace
 from sqlalchemy import text
 
 from billing.core.records import Status
+from billing.ledger.partitions import ensure_partitions
 from gateway.calls.call import Call
 from gateway.core.background import Background
 from gateway.core.errors import StoredAnswerUnreadable
 from gateway.core.principals import Caller, Team
 from gateway.core.settings import Settings
+from gateway.idempotency import keeping
 from gateway.idempotency.replay_buffer import Message, Send
 from gateway.idempotency.store import Answered, Found, IdempotencyStore, Reused, Running, purge_expired
 from gateway.idempotency.stored_answers import Claim, Place, StoredAnswer
 from gateway.inference.idempotency import AnsweredOnce, Keep, digest_of
-from gateway.storage.database import Database
+from gateway.storage.database import SETTINGS, Database
 from gateway.storage.encryption import Sealer
 from gateway.telemetry.metrics import Metrics
 from protocol.chat import ChatRequest
@@ -194,11 +197,14 @@ async def test_a_response_in_the_background_keeps_its_lease_when_its_key_is_answ
 async def test_a_gateway_that_stood_still_for_a_lease_may_have_lost_its_call(
     store: IdempotencyStore, database: Database, clock: SetClock
 ) -> None:
-    """Until its row says that it has not: one that was taken over is never its own again."""
+    """Until its row says that it has not: one that was taken over is never its own again. A claim of the same id that
+    ends meanwhile, a key's whose response runs behind it, takes nothing from it."""
     stopped = make_store(database, clock, lease=SHORT)
     mine = wanted(clock)
     await stopped.claim(mine)
     with stopped.leased(mine, clock.monotonic()):
+        with stopped.leased(replace(mine, place=Place("team_a", "responses", "key")), clock.monotonic()):
+            pass
         told = [stopped.may_be_lost(mine)]
         clock.move(2 * SHORT)
         told.append(stopped.may_be_lost(mine))
@@ -254,6 +260,25 @@ async def test_a_gateway_that_stood_still_as_it_claimed_a_call_may_have_lost_it(
     await once.answer(call, run, lambda error: b"", {}, unheard)
 
     assert told == [False, True]
+
+
+async def test_an_answer_waits_for_what_a_neighbour_has_locked(
+    database: Database, store: IdempotencyStore, clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that stood still while it made the ledger's partitions: that is no refusal, and no answer is lost for it."""
+    monkeypatch.setitem(SETTINGS, "lock_timeout", "20")
+    monkeypatch.setattr(keeping, "MOST_REFUSALS", 1)
+    mine = wanted(clock)
+    async with Database(database.url) as impatient:
+        own = make_store(impatient, clock)
+        await own.claim(mine)
+        async with database.begin() as connection:
+            await ensure_partitions(connection, clock.today() + timedelta(days=60))
+            storing = asyncio.create_task(keeping.keep_until_known(own, mine, ANSWER, make_record(mine.request_id)))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(storing), 0.3)
+
+        assert await storing
 
 
 async def test_of_those_who_wait_one_looks_at_a_time(store: IdempotencyStore, clock: SetClock) -> None:

@@ -582,6 +582,61 @@ async def test_a_process_that_was_stopped_does_not_take_the_database_for_lost(
     assert not leases.is_away
 
 
+async def test_what_was_asked_as_the_process_was_stopped_is_asked_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Postgres ends a statement of a client that says no more: that it is away does not follow."""
+    await house.limit(team=Limits(tokens_per_day=1000))
+    leases = await house.process("a")
+    take, asks = leases.store.take, list[float]()
+
+    async def take_through_a_stop(*args: Any) -> Any:
+        asks.append(house.clock.monotonic())
+        if len(asks) == 1:
+            house.clock.move(40.0)
+            raise TimeoutError
+        return await take(*args)
+
+    monkeypatch.setattr(leases.store, "take", take_through_a_stop)
+    await house.hold(leases)
+
+    assert len(asks) == 2 and not leases.is_away
+
+
+async def test_who_waited_while_its_process_was_stopped_waits_on_for_room_that_comes(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time was over as the process went on; what is on its way back to the database is waited for as ever."""
+    monkeypatch.setattr("billing.quotas.callers.LONGEST_ASK", 0.4)
+    monkeypatch.setattr("billing.quotas.callers.ROOM_IS_THERE", 0.3)
+    await house.limit(team=Limits(tokens_per_day=100))
+    leases = await house.process("a")
+    first = await house.hold(leases, tokens=50)
+    take, give_back, may_tell = leases.store.take, leases.store.give_back, asyncio.Event()
+    asks: list[float] = []
+
+    async def take_through_a_stop(*args: Any) -> Any:
+        asks.append(time.monotonic())
+        taken = await take(*args)
+        if len(asks) == 1:
+            leases.return_idle()
+            time.sleep(0.7)
+        elif len(asks) == 4:
+            may_tell.set()
+        return taken
+
+    async def give_back_late(*args: Any) -> Any:
+        await may_tell.wait()
+        return await give_back(*args)
+
+    monkeypatch.setattr(leases.store, "take", take_through_a_stop)
+    monkeypatch.setattr(leases.store, "give_back", give_back_late)
+    house.give_up(leases, first)
+    await house.hold(leases, tokens=100)
+
+    assert len(asks) > 4
+
+
 async def test_the_driver_need_not_look_types_up(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """In each new connection that would take it longer than the statement, when all processes start at once."""
     looked_up: list[object] = []

@@ -220,7 +220,7 @@ class Search:
         if leases.holding.try_hold(request):
             after = _with_owner(state, at, replace(state.owners[at], rooms=_rooms_in(leases, state.owners[at])))
             return _with_call(after, number, replace(call, state=HELD))
-        needs = next(leases.callers.asks([Waiting(request, None, 0.0)]))  # type: ignore[arg-type]
+        needs = next(leases.callers.asks([Waiting(request, None, 0.0, 0.0)]))  # type: ignore[arg-type]
         wanted = tuple(replace(need, want=need.need + WANT) for need in needs if need.unit == NANOUSD)
         after = _with_call(state, number, replace(call, state=ASKING, asked=call.asked + 1))
         return _sent(after, ("take", at, number, wanted))

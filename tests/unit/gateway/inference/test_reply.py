@@ -286,6 +286,21 @@ def test_with_an_idempotency_key_a_part_is_owed_where_the_call_ended_itself(
     asyncio.run(scene())
 
 
+def test_of_a_line_of_a_batch_no_part_is_owed(folder: Path) -> None:
+    """Whatever ends it: another worker may have it by now, and an answer is paid as it is stored."""
+
+    async def scene() -> None:
+        scene = Scene(folder, TEXT % b"a", TEXT % b"b", is_batch_item=True)
+        scene.upstream.breaks_with = UpstreamTimeout("late", outcome="deadline")
+        with pytest.raises(UpstreamFailure):
+            await scene.reply.collect()
+        await scene.finish()
+
+        assert (scene.reply.record.status, scene.reply.record.cost_nanousd) == (Status.FAILED, 0)
+
+    asyncio.run(scene())
+
+
 def test_what_is_only_estimated_never_exceeds_the_hold(folder: Path) -> None:
     """An upstream that sends letter by letter and no usage: more pieces than tokens it was allowed are no tokens."""
 
