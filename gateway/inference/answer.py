@@ -149,6 +149,10 @@ class Inference(Struct, eq=False):
         kept = None if looked is None else looked.kept
         if kept is None:
             call, account = await self.admission.admit(call, turn.route)
+            # Breakers may have opened while it waited. What is not in the journal yet leaves no row.
+            if (away := self.dispatcher.refusal(call, turn.route)) is not None:
+                self.admission.settle(account)
+                raise away
         else:
             account = await self.admission.admit_free(call)
         log = AttemptLog(turn.waited, call.without_room.values())
@@ -181,7 +185,7 @@ class Inference(Struct, eq=False):
         looked = await self.replies.cache.look(call, route) if self.replies.cache.takes(call) else None
         if looked is not None and looked.kept is not None:
             return SlotGrant(route), looked
-        away = self.dispatcher.refusal(call, route, health)
+        away = self.dispatcher.refusal(call, route)
         if away is not None and not self._limiter.can_wait(route):
             raise away
         turn = self._limiter.enter(call, route, health) if away is None else None

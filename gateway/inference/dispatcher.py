@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from random import random
 
@@ -44,7 +44,7 @@ from gateway.upstreams.wire.errors import (
 from gateway.upstreams.wire.quirks import Quirks
 from protocol.errors import ServiceError
 from protocol.serving.off_loop import off_loop
-from router.catalog.targets import HEALTHY, Route, Target, TargetHealth, Tier
+from router.catalog.targets import Route, Target, Tier
 from router.prompt_size.bounds import output_limit, requests_made
 from router.prompt_size.prompt_bounds import USUAL_TOKEN_BYTES, PromptBound
 from router.prompt_size.prompt_lengths import prompt_characters
@@ -284,12 +284,14 @@ class Dispatcher(Struct, eq=False):
             context.log.left(is_received=built.delivery.is_whole and (response is None or is_success(response)))
             raise
 
-    def refusal(self, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> ServiceError | None:
+    def refusal(self, call: Call, route: Route) -> ServiceError | None:
         """Return what to tell a call none of whose targets may be asked now; ``None`` when one may."""
-        if not health or not all(health.get(target.key, HEALTHY).is_open for target in route.targets):
-            return None
-        away = [(target, exc) for target in route.targets if (exc := self._breakers.why_away(target)) is not None]
-        return none_may_be_asked(call, away) if len(away) == len(route.targets) else None
+        away: list[Tried] = []
+        for target in route.targets:
+            if (why := self._breakers.why_away(target)) is None:
+                return None
+            away.append((target, why))
+        return none_may_be_asked(call, away)
 
     def note_broken(self, context: AttemptContext, answering: Answering, failure: UpstreamFailure) -> None:
         """Put down whose answer it was that broke."""

@@ -186,6 +186,33 @@ def test_a_wait_ends(house: House, upstream: ScriptedUpstream) -> None:
     assert len(upstream.requests) == SLOTS
 
 
+def test_a_breaker_that_opens_while_a_call_waits_refuses_it(house: House, upstream: ScriptedUpstream) -> None:
+    """What no upstream was asked for leaves no row, holds nothing, and is listed as refused, with its code."""
+    key = a_team(house, concurrent_requests=1)
+    upstream.forget()
+    with (
+        house.client(house.admin_key) as admin,
+        all_slots_held(house, upstream) as let_go,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        waiter = pool.submit(ask, house, key)
+        until(lambda: waiting(house) == 1)
+        breakers = {each["model"]: each["id"] for each in admin.get("/admin/breakers").json()["breakers"]}
+        admin.post(f"/admin/breakers/{breakers['tight']}/open").raise_for_status()
+        let_go.set()
+        refused = waiter.result()
+        admin.post(f"/admin/breakers/{breakers['tight']}/reset").raise_for_status()
+        request_id = refused.headers["x-request-id"]
+        until(lambda: admin.get(f"/admin/calls/{request_id}").status_code == 200)
+        call = admin.get(f"/admin/calls/{request_id}").json()
+        row = admin.get(f"/admin/usage-records/{request_id}")
+
+    assert (refused.status_code, len(upstream.requests), row.status_code) == (503, SLOTS, 404)
+    assert refused.json()["error"]["message"].startswith("No model can be asked now. 'tight': its breaker is open")
+    assert (call["status"], call["code"]) == ("refused", "overloaded")
+    assert ask(house, key, model="roomy").status_code == 200
+
+
 def test_one_teams_full_queue_is_not_anothers(house: House, upstream: ScriptedUpstream) -> None:
     """Another team's call waits in its own queue, and is the first to get a slot."""
     quiet = a_team(house)

@@ -211,7 +211,7 @@ async def test_what_is_away_is_passed_by_at_no_cost() -> None:
     while len(scene.breakers.health()) < 3:
         await scene.ask()
     asked, spent = len(upstreams.asked), scene.budgets.all()["regions"].spent
-    away = scene.dispatcher.refusal(scene.call(), scene.route, scene.breakers.health())
+    away = scene.dispatcher.refusal(scene.call(), scene.route)
 
     assert await scene.ask() == ("overloaded", [])
     assert (len(upstreams.asked), scene.budgets.all()["regions"].spent) == (asked, spent)
@@ -224,12 +224,12 @@ async def test_limits_of_all_keys_are_passed_on_unasked() -> None:
     scene = Scene(upstreams)
     first = await scene.ask()
     scene.clock.move(3.0)
-    away = scene.dispatcher.refusal(scene.call(), scene.route, scene.breakers.health())
+    away = scene.dispatcher.refusal(scene.call(), scene.route)
     scene.clock.move(4.1)
 
     assert first == ("rate_limit_exceeded", ["rate_limited"] * 5)
     assert isinstance(away, UpstreamBusy) and away.headers["retry-after"] == "4"
-    assert scene.dispatcher.refusal(scene.call(), scene.route, scene.breakers.health()) is None
+    assert scene.dispatcher.refusal(scene.call(), scene.route) is None
 
 
 async def test_each_model_that_was_tried_is_named_with_why_it_did_not_answer() -> None:
@@ -259,7 +259,7 @@ async def test_with_nothing_left_to_ask_each_model_is_named() -> None:
     for target in scene.route.targets:
         await scene.breakers.force_open(scene.breakers.watch(target), "a test")
 
-    away = scene.dispatcher.refusal(scene.call(), scene.route, scene.breakers.health())
+    away = scene.dispatcher.refusal(scene.call(), scene.route)
 
     why = "its breaker is open, until an administrator resets it."
     assert away is not None
