@@ -54,7 +54,7 @@ Format = Literal["openai", "anthropic", "gemini", "bedrock"]  # the wire formats
 DROPPABLE = (
     *("seed", "user", "logit_bias", "presence_penalty", "frequency_penalty", "parallel_tool_calls", "metadata"),
     *("reasoning_effort", "verbosity", "safety_identifier", "prompt_cache_key"),
-    "store",  # goes to no provider any more: files may still say it
+    "store",  # goes to few providers: files may still say it
 )
 
 

@@ -22,7 +22,7 @@ from gateway.upstreams.resilience.retry import Deadline
 from gateway.upstreams.resilience.retry_budget import RetryBudget
 from gateway.upstreams.wire.base import Asking, EventStream, Provider, Resume
 from gateway.upstreams.wire.errors import UpstreamError
-from gateway.upstreams.wire.quirks import Quirks
+from gateway.upstreams.wire.quirks import Quirks, stores_chats
 from gateway.upstreams.wire.reading import count_of
 from gateway.upstreams.wire.unsayable import without_fields, without_items
 from protocol.chat import ChatRequest
@@ -120,8 +120,9 @@ def asking_of(
     it is asked with in place of a key."""
     call, extra = context.call, _allowed_extra(context.call, provider)
     asked = with_output_limit(call.request, limit)
-    if isinstance(asked, ChatRequest) and (asked.store or (asked.store is False and provider.self_hosted)):
-        asked = replace(asked, store=None)  # it is stored here alone; that it may not be elsewhere is told there
+    if isinstance(asked, ChatRequest) and asked.store is not None:
+        may_not = not asked.store and stores_chats(target.endpoint.base_url)  # it is stored here alone
+        asked = replace(asked, store=False if may_not else None)
     request, refused = without_fields(asked, provider.drop_fields)
     left_out = (*refused, *call.unread)
     if call.extra:  # and what of it is not honoured

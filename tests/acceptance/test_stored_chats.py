@@ -12,6 +12,7 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from gateway.stored_responses import chats
+from gateway.upstreams.wire.quirks import stores_chats
 from tests.support.house import House, make_team
 from tests.support.scripted_upstream import Script, ScriptedUpstream
 
@@ -100,7 +101,8 @@ def test_chats_are_listed_changed_and_deleted(
             completions.list(metadata={"run": "none"}, order="desc")
         early = completions.list(metadata={"run": run}, order="desc")
 
-    assert [(request.body or {}).get("store") for request in upstream.requests[-2:]] == [None, False]
+    assert [(request.body or {}).get("store") for request in upstream.requests[-2:]] == [None, None]
+    assert stores_chats("https://api.openai.com/v1") and not stores_chats("https://api.groq.com/openai/v1")
     assert ([chat.id for chat in early.data], early.has_more) == ([other, mine[4]], True)
     assert (rising, falling) == ([*mine, other], [other, *reversed(mine)])
     assert [chat.id for chat in completions.list(metadata={"run": run}, model="large")] == [other]

@@ -116,3 +116,9 @@ def usual_quirks(base_url: str) -> Quirks:
         return any(host == name or host.endswith(f".{name}") for name in names)
 
     return Quirks("max_completion_tokens" if is_of(NEWER_NAME) else "max_tokens", pdfs=not is_of(READ_NO_PDFS))
+
+
+@lru_cache(256)
+def stores_chats(base_url: str) -> bool:
+    """Whether a provider knows ``store`` of a chat; others refuse it."""
+    return (urlsplit(base_url).hostname or "").endswith(NEWER_NAME)
