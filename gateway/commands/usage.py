@@ -140,6 +140,7 @@ def _print_team(usage: Mapping[str, Any], format: Format) -> None:
         rows.append({columns[0]: "total", **usage["total"]})
     else:
         groups = []
+    columns, rows = [*columns, "corrections_usd"], [_with_corrections(row) for row in rows]
     span = usage.get("date") or f"{usage['from']} to {usage['to']}"
     whose = usage["team_id"] or "all teams"
     title = f"Usage of {whose}, {span} (UTC){'' if usage['is_closed'] else ', not closed yet'}"
@@ -168,6 +169,7 @@ def _show_deployment(
 def _print_deployment(report: Mapping[str, Any], first: Day, last: Day, format: Format) -> None:
     rows = [*(_named(line, ["model"]) for line in report["results"]), {"team_id": "total", **report["total"]}]
     columns = ["team_id", "model", *OF_MODELS, *_gpus(report), *_compared(report), *SHARES]
+    columns += ["corrections_usd"] if any(row.get("corrections_usd") for row in rows) else []
     title = f"Usage of all teams, {first} to {last} (UTC){'' if report['is_closed'] else ', not closed yet'}"
     has_invoices = any("invoice_usd" in line for line in report["providers"])
     if format is not Format.TABLE or is_for_people(format) or not has_invoices:
@@ -208,10 +210,17 @@ def _show_analysis(analysis: Mapping[str, Any]) -> None:
         )
 
 
+def _with_corrections(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row whose sums hold what was booked late or by hand, as those of all teams do, and how much that is."""
+    late = row.get("corrections", {"cost_usd": 0})
+    sums = {name: row[name] + more for name, more in late.items() if name in row and not isinstance(more, str)}
+    return row | sums | {"corrections_usd": late["cost_usd"]}
+
+
 def _say_corrections(late: Mapping[str, Any] | None) -> None:
     if late:
         what = f"{late['requests']} requests after the day was closed, {late['entries']} entries booked by people"
-        say(f"Corrections beside these: {late['cost_usd']:f} USD ({what}).")
+        say(f"Of the cost, corrections: {late['cost_usd']:f} USD ({what}).")
 
 
 def _named(row: dict[str, Any], groups: list[str]) -> dict[str, Any]:

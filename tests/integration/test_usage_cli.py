@@ -85,11 +85,22 @@ def test_usage_by_user_is_a_table() -> None:
     lines = [line.split() for line in usage("--team", "team_a", *DAY, "--group-by", "user").stdout.splitlines()]
 
     assert ["=ann", "1", "1000000", "0", "0", "1.00"] in [line[:6] for line in lines]
-    assert ["total", "2"] in [line[:2] for line in lines]
+    assert ["total", "2", "2000000", "0", "0", "1.75"] in [line[:6] for line in lines]
     assert any(line[:1] == ["(none)"] for line in lines)
-    assert "Corrections beside these: -0.25 USD (0 requests after the day was closed, 1 entries booked" in " ".join(
+    assert "Of the cost, corrections: -0.25 USD (0 requests after the day was closed, 1 entries booked" in " ".join(
         word for line in lines for word in line
     )
+
+
+def test_a_cost_means_one_thing_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is owed, corrections included, whatever the lines are; and how much of it corrections are."""
+    monkeypatch.delenv("COLUMNS")
+    for words in ((), ("--group-by", "team"), ("--group-by", "cost_centre,month"), ("--team", "team_a")):
+        rows = list(csv.DictReader(io.StringIO(usage(*DAY, *words).stdout), delimiter="\t"))
+        owed = Decimal("1.75") if "--team" in words else Decimal("2.75")
+
+        assert [Decimal(rows[-1][name]) for name in ("cost_usd", "corrections_usd")] == [owed, Decimal("-0.25")]
+        assert sum(Decimal(row["cost_usd"]) for row in rows[:-1]) in (0, owed)  # one line is its own total
 
 
 def test_comparison_is_said_in_words() -> None:
