@@ -32,6 +32,8 @@ COMMANDS |= {"fleet": ("gateway.placing.command", "command")}
 COMMANDS |= {"init": ("gateway.commands.init_config", "command")}
 COMMANDS |= {"chat": ("gateway.remote.chat", "command"), "doctor": ("gateway.doctor.command", "command")}
 
+FOR_DEV = "\nA file of sections alone is for `tollgate dev --config`: add --dev"
+
 app = typer.Typer(name="tollgate", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 config_app = typer.Typer(no_args_is_help=True, help="The configuration file.")
 app.add_typer(config_app, name="config")
@@ -194,7 +196,7 @@ def check_config(
     dev: Annotated[bool, typer.Option("--dev", help="As `tollgate dev --config` reads it: any sections alone")] = False,
 ) -> None:
     """Say everything that is wrong with a configuration file, with lines, and exit 1; or that nothing is."""
-    settings = _load_for_dev(file) if dev else _load(file)
+    settings = _load_for_dev(file) if dev else _load(file, more=FOR_DEV)
     from gateway.config.offers import all_priced
 
     for one in settings.left_out:
@@ -259,13 +261,16 @@ def add_commands(named: str | None = None) -> None:
             app.command(name)(command)
 
 
-def _load(path: Path, status: int = 1) -> Settings:
+def _load(path: Path, status: int = 1, more: str = "") -> Settings:
     from gateway.config.file import ConfigFaults, load_settings
 
     try:
         return load_settings(path, os.environ)
     except ConfigFaults as exc:
-        _fail(str(exc), status)
+        hint = (
+            more if any(fault.message.startswith("missing") and "." not in fault.path for fault in exc.faults) else ""
+        )
+        _fail(f"{exc}{hint}", status)
 
 
 def _load_for_dev(path: Path) -> Settings:

@@ -16,14 +16,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.ids import least_id
 from gateway.accounts.teams import check_team
-from gateway.commands.command_line import read_settings, run
+from gateway.commands.command_line import attempt, read_settings
 from gateway.core.clock import Clock
 from gateway.core.settings import Settings
 from gateway.reports.call_filter import CallFilter, read_filter
 from gateway.reports.call_list import list_calls
 from gateway.reports.csv_text import as_text
 from gateway.terminal.options import WhereByApiKey, with_options
-from gateway.terminal.printing import Format, printable, say, show, text_of
+from gateway.terminal.printing import Format, fail, printable, say, show, text_of
 from gateway.terminal.remote_gateway import GatewayFault, RemoteGateway, remote_gateway
 from protocol.errors import BadRequest
 
@@ -71,13 +71,19 @@ def command(
     if where.is_elsewhere:
         with remote_gateway(where.url, where.key) as gateway:
             _show(lambda wanted: _remote_page(gateway, wanted, team), said, follow, where.format)
-    else:
-        settings = read_settings(where.config)
+        return
+    settings = read_settings(where.config)
+    try:
         _show(lambda wanted: _page(settings, wanted, team), said, follow, where.format)
+    except GatewayFault as exc:
+        fail(str(exc), exc.status)
 
 
 def _show(page_of: Callable[[Mapping[str, str]], Any], said: Mapping[str, str], follow: bool, format: Format) -> None:
-    """Print a page; with ``follow``, each call as it comes, by looking at the last minute again and again."""
+    """Print a page; with ``follow``, each call as it comes, by looking at the last minute again and again.
+
+    An outage is said once; what came in it is found by looking back to before it, until a minute after it.
+    """
     page = page_of(said)
     if not follow:
         show(format, page, COLUMNS, page["data"], "Calls, newest first (UTC)")
@@ -87,19 +93,31 @@ def _show(page_of: Callable[[Mapping[str, str]], Any], said: Mapping[str, str], 
     calls, looks = new_calls(lambda _: {**page, "next": None}, said, seen), 0
     if format is not Format.JSON:
         say(in_line(COLUMNS, format))
+    looked = steady = Clock().moment()  # when all was seen, and from when an outage is over
+    is_away = False
     while True:
         for call in reversed(calls):
             say(as_line(call, format))
         sys.stdout.flush()
-        time.sleep(LOOK_AGAIN if looks else 0.0)
+        time.sleep(LOOK_AGAIN if looks or is_away else 0.0)
         now = Clock().moment()
-        since = (now - timedelta(seconds=LOOK_BACK)).isoformat()
+        since = (looked - timedelta(seconds=LOOK_BACK)).isoformat()
         is_thorough = looks % THOROUGH == 0
-        found = new_calls(page_of, {"from": since, **said, "limit": "200"}, seen, is_thorough=is_thorough)
+        try:
+            found = new_calls(page_of, {"from": since, **said, "limit": "200"}, seen, is_thorough=is_thorough)
+        except GatewayFault as exc:
+            if not exc.may_pass:
+                raise
+            if not is_away:
+                typer.echo(printable(f"{exc} Calls go on here once it answers."), err=True)
+            calls, is_away, steady = [], True, now + timedelta(seconds=LOOK_BACK)
+            continue
+        is_away = False
+        looked = max(looked, now) if now >= steady else looked
         calls = found if looks else [call for call in found if call["request_id"] > newest]  # the rest is older
         looks += 1
         if is_thorough and "from" not in said:
-            least = str(least_id(now.timestamp() - 2 * LOOK_BACK))
+            least = str(least_id(looked.timestamp() - 2 * LOOK_BACK))
             seen.difference_update([each for each in seen if each < least])
 
 
@@ -131,9 +149,9 @@ def new_calls(
     while True:
         page = page_of({**said, **after})
         new = [call for call in page["data"] if call["request_id"] not in seen]
-        seen.update(call["request_id"] for call in new)
         found += new
         if page["next"] is None or not (new or is_thorough):
+            seen.update(call["request_id"] for call in found)  # only now: a fault on the way loses none
             return found
         after = {"after": page["next"]}
 
@@ -149,7 +167,7 @@ def _page(settings: Settings, said: Mapping[str, str], team: str | None) -> Any:
         await check_team(connection, team)
         return await list_calls(connection, wanted)
 
-    return run(settings, calls)
+    return attempt(settings, calls)
 
 
 def _remote_page(gateway: RemoteGateway, said: Mapping[str, str], team: str | None) -> Any:

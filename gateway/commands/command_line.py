@@ -15,7 +15,7 @@ import typer
 from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.core.store_errors import POSTGRES_AWAY
+from billing.core.store_errors import POSTGRES_AWAY, is_about_a_value, postgres_cannot_now, postgres_refuses
 from gateway.accounts.schemas import LimitsInput
 from gateway.config.file import ConfigFaults, load_settings
 from gateway.core.clock import Clock, read_duration
@@ -27,9 +27,10 @@ from gateway.terminal.address import is_elsewhere
 from gateway.terminal.config_path import find_config
 from gateway.terminal.options import Place
 from gateway.terminal.printing import fail
-from gateway.terminal.remote_gateway import RemoteGateway, remote_gateway
+from gateway.terminal.remote_gateway import GatewayFault, RemoteGateway, remote_gateway
 from protocol.errors import ServiceError
 
+AWAY = "Postgres does not answer: does it run, and does database_url lead there?"
 NO_LIMIT = ("none", "off", "unlimited")
 
 ALL = 100_000  # teams or keys that are listed, the most
@@ -65,13 +66,25 @@ def read_settings(config: Path | None) -> Settings:
 def run(settings: Settings, act: Callable[[AsyncConnection], Awaitable[T]]) -> T:
     """Run ``act`` in one transaction and return its result, or say what went wrong and exit 1."""
     try:
+        return attempt(settings, act)
+    except GatewayFault as exc:
+        fail(str(exc), exc.status)
+
+
+def attempt(settings: Settings, act: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+    """Run ``act`` in one transaction and return its result, or raise GatewayFault."""
+    try:
         return asyncio.run(_in_transaction(settings, act))
     except ServiceError as exc:
-        fail(exc.message)
+        raise GatewayFault(exc.message) from exc
     except POSTGRES_AWAY as exc:
+        if not (postgres_refuses(exc) or is_about_a_value(exc)):
+            raise GatewayFault(AWAY, may_pass=True) from exc
         reason = str(getattr(exc, "orig", None) or exc).splitlines() or [type(exc).__name__]
         remedy = "; run `tollgate migrate` first" if is_without_schema(exc) else ""
-        fail(f"the database did not do it: {reason[0]}{remedy}")
+        raise GatewayFault(
+            f"the database did not do it: {reason[0]}{remedy}", may_pass=postgres_cannot_now(exc)
+        ) from exc
 
 
 async def _in_transaction(settings: Settings, act: Callable[[AsyncConnection], Awaitable[T]]) -> T:

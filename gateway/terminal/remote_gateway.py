@@ -32,11 +32,11 @@ _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
 class GatewayFault(Exception):
-    """What a command was not given, and what to do. ``status``: to exit with."""
+    """What a command was not given, and what to do. ``status``: to exit with. ``may_pass``: asking again may help."""
 
-    def __init__(self, words: str, status: int = REFUSED) -> None:
+    def __init__(self, words: str, status: int = REFUSED, *, may_pass: bool = False) -> None:
         super().__init__(words)
-        self.status = status
+        self.status, self.may_pass = status, may_pass
 
 
 @contextmanager
@@ -143,7 +143,9 @@ class RemoteGateway:
             if getattr(answer, "length", None):
                 raise http.client.IncompleteRead(b"", answer.length)  # type: ignore[attr-defined]
         except (OSError, http.client.HTTPException) as exc:
-            raise GatewayFault(f"the answer of {self.address.url} broke off: {exc or type(exc).__name__}") from exc
+            raise GatewayFault(
+                f"the answer of {self.address.url} broke off: {exc or type(exc).__name__}", may_pass=True
+            ) from exc
 
     def _open(self, request: urllib.request.Request) -> Any:
         try:
@@ -153,13 +155,14 @@ class RemoteGateway:
                 raise self._refusal(exc) from exc
         except urllib.error.URLError as exc:
             reason = exc.reason if isinstance(exc.reason, Exception) else OSError(str(exc.reason))
-            raise GatewayFault(self._not_reached(reason), NOT_REACHED) from exc
+            raise GatewayFault(self._not_reached(reason), NOT_REACHED, may_pass=True) from exc
         except (OSError, http.client.HTTPException, ValueError) as exc:
-            raise GatewayFault(self._not_reached(exc), NOT_REACHED) from exc
+            raise GatewayFault(self._not_reached(exc), NOT_REACHED, may_pass=True) from exc
 
     def _refusal(self, exc: urllib.error.HTTPError) -> GatewayFault:
         """Return what an answer of status 300 and above means."""
         url = self.address.url
+        may_pass = exc.code == 429 or exc.code >= 500
         if exc.code < 400:
             return GatewayFault(f"{url} leads on to {exc.headers.get('location')}: give that as --url", NOT_REACHED)
         try:
@@ -167,7 +170,7 @@ class RemoteGateway:
             words, code = str(error["message"]), error.get("code")
         except (ValueError, KeyError, TypeError, AttributeError, OSError):
             if exc.headers.get("x-request-id") is None:
-                return GatewayFault(f"{self._no_gateway()} It answered {exc.code}.", NOT_REACHED)
+                return GatewayFault(f"{self._no_gateway()} It answered {exc.code}.", NOT_REACHED, may_pass=may_pass)
             words, code = f"it answered {exc.code}", None
         if exc.code == 401:
             new = "`tollgate keys create --team …` makes one, `tollgate login` keeps it"
@@ -175,7 +178,8 @@ class RemoteGateway:
         request_id, later = exc.headers.get("x-request-id"), exc.headers.get("retry-after")
         after = f" Again in {later} s." if later else ""
         named = " ".join(filter(None, (code, f"request {request_id}" if request_id else None)))
-        return GatewayFault(f"{words}{after} ({named or exc.code})", NOT_ACCEPTED if exc.code == 403 else REFUSED)
+        status = NOT_ACCEPTED if exc.code == 403 else REFUSED
+        return GatewayFault(f"{words}{after} ({named or exc.code})", status, may_pass=may_pass)
 
     def _no_gateway(self) -> str:
         return f"{self.address.url} answers, but not as a Tollgate gateway: is it the right URL, without a path?"

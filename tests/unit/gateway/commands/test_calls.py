@@ -12,6 +12,7 @@ import pytest
 from gateway.commands import calls as commands
 from gateway.commands.calls import as_line, new_calls
 from gateway.terminal.printing import Format
+from gateway.terminal.remote_gateway import GatewayFault
 
 
 class Listed:
@@ -68,6 +69,31 @@ def test_what_is_older_than_the_first_page_is_not_shown(
     heading, *shown = capsys.readouterr().out.splitlines()
     assert heading.split("\t") == [*commands.COLUMNS]
     assert [line.split("\t")[1] for line in shown] == ["18", "19", "30", "31"]
+
+
+def test_an_outage_is_said_once_and_loses_no_call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where it comes between two pages; what does not pass ends it."""
+    listed, asked = Listed(1), iter(range(20))
+
+    def page(said: Mapping[str, str]) -> Any:
+        match next(asked):
+            case 1:
+                listed.ids[:0] = [4, 3, 2]
+            case 2 | 3 | 4:
+                raise GatewayFault("It is away.", may_pass=True)
+            case 9:
+                raise GatewayFault("The key was revoked.")
+        return listed.page(said | {"limit": "2"})
+
+    monkeypatch.setattr(commands.time, "sleep", lambda _: None)
+    with pytest.raises(GatewayFault, match="revoked"):
+        commands._show(page, {"limit": "2"}, follow=True, format=Format.TABLE)
+
+    told = capsys.readouterr()
+    assert told.err == "It is away. Calls go on here once it answers.\n"
+    assert [line.split("\t")[1] for line in told.out.splitlines()[1:]] == ["1", "2", "3", "4"]
 
 
 def test_a_line_of_a_call_has_its_cost_in_full() -> None:
