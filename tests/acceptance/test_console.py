@@ -8,6 +8,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -273,9 +274,12 @@ def test_team_sees_what_was_corrected(house: House, page: Page) -> None:
     team = PayingTeam(house, usd_per_day=7)
     team.correct(cost_usd="2").raise_for_status()
     team.correct(cost_usd="-3.5").raise_for_status()
+    yesterday = (datetime.now(UTC).date() - timedelta(days=1)).isoformat()
+    team.correct(cost_usd="-0.05", date=yesterday).raise_for_status()
 
     enter(page, house, team.key)
     page.wait_text("−$1.50 of it corrections")
+    page.wait_text("$1.50 – Requests")  # no share or multiple of a refund
     page.click("Budgets")
     page.wait_text("$8.50 left of $7.00")
 

@@ -54,6 +54,7 @@ const rateOf = (errors, requests) => (errors + requests ? errors / (errors + req
 function Figures({ now, before, words }) {
   const change = (one, other) => {
     if (!Number(other)) return `none ${words}`;
+    if (other < 0) return "–"; // a refund, of which nothing is a part
     const ratio = one / other;
     return ratio > 10 ? `${ratio.toFixed(0)} times ${words}` : `${ratio >= 1 ? "+" : "−"}${Math.abs(100 * (ratio - 1)).toFixed(0)} % on ${words}`;
   };
