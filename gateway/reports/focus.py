@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from datetime import date, timedelta
 from typing import Any
 
@@ -15,6 +15,7 @@ from billing.ledger.statement_queries import GroupBy
 from billing.ledger.statements import Line, Totals, period
 from gateway.accounts.serializers import dollars
 from gateway.reports.csv_text import csv_of
+from gateway.storage.database import Database
 from gateway.storage.tables import teams
 from router.catalog.catalog import Catalog
 
@@ -40,8 +41,16 @@ USUAL = {
 }
 
 
-async def focus_day(connection: AsyncConnection, catalog: Catalog, day: date, *, is_first: bool) -> str:
-    """Return a UTC day's lines as CSV, after the heading where it is the first of a file."""
+async def focus_days(database: Database, catalog: Catalog, first: date, last: date) -> AsyncIterator[str]:
+    """Yield the heading with the first UTC day's lines as CSV, then each day's, up to ``last``. No connection is held
+    while a client takes a day in."""
+    for number in range((last - first).days + 1):
+        async with database.begin() as connection:
+            text = await _day(connection, catalog, first + timedelta(days=number))
+        yield text if number == 0 else text.partition("\r\n")[2]
+
+
+async def _day(connection: AsyncConnection, catalog: Catalog, day: date) -> str:
     statement = await period(connection, None, day, day, GroupBy.TEAM, GroupBy.MODEL, GroupBy.TIER)
     columns = teams.c.id, teams.c.name, teams.c.cost_centre
     known = {team.id: (team.name, team.cost_centre) for team in await connection.execute(select(*columns))}
@@ -51,8 +60,7 @@ async def focus_day(connection: AsyncConnection, catalog: Catalog, day: date, *,
         for row in (_usage(line, catalog, known, day), _correction(line, catalog, known, day))
         if row is not None
     ]
-    text = csv_of(COLUMNS, rows)
-    return text if is_first else text.partition("\r\n")[2]
+    return csv_of(COLUMNS, rows)
 
 
 def _usage(line: Line, catalog: Catalog, named: Teams, day: date) -> dict[str, Any] | None:

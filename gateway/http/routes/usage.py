@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from datetime import timedelta
 from typing import Any
 
 from litestar import Response, get, post
@@ -50,7 +49,7 @@ from gateway.http.exchange import (
 )
 from gateway.overload.read_limit import StoredLimit
 from gateway.reports.admin_report import admin_report, admin_usage, report_csv
-from gateway.reports.focus import focus_day
+from gateway.reports.focus import focus_days
 from gateway.reports.provider_totals import IN_JSON_ALONE, read_invoices
 from gateway.reports.usage_analysis import Analysis, read_analysis, usage_with_analysis
 from gateway.reports.usage_period import check_of_all, read_period, read_span
@@ -147,14 +146,13 @@ async def get_focus(request: AnyRequest) -> Stream:
     first, last = read_span(read_parameters(request), part_of(request, Clock).today())
     if (last - first).days >= LONGEST_EXPORT:
         raise invalid_value("from", f"is at most {LONGEST_EXPORT} days before 'to': export a year at a time")
-    async with database.begin() as connection:
-        head = await focus_day(connection, edition.catalog, first, is_first=True)
+    found = focus_days(database, edition.catalog, first, last)
+    head = await anext(found)  # what is wrong with the first day is an error; later ones break the stream
 
     async def days() -> AsyncIterator[str]:
         yield head
-        for number in range(1, (last - first).days + 1):
-            async with database.begin() as connection:
-                yield await focus_day(connection, edition.catalog, first + timedelta(days=number), is_first=False)
+        async for day in found:
+            yield day
 
     attachment = f'attachment; filename="focus-{first}-{last}.csv"'
     return Stream(days(), media_type="text/csv", headers={"content-disposition": attachment})
