@@ -504,7 +504,7 @@ def test_a_prompt_longer_than_every_context_is_refused() -> None:
     """More words than the context has tokens cannot fit; the message says which model has room."""
     known = catalog(model("m"), model("wide", context=100_000))
 
-    with pytest.raises(ContextTooShort, match="8000 tokens") as caught:
+    with pytest.raises(ContextTooShort, match="> 8000 maximum") as caught:
         choose_route(chat("m", "word " * 9_000), RoutingOptions(), known, {}, easy)
 
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
@@ -524,7 +524,7 @@ def test_a_prompt_longer_than_a_named_model_holds_goes_to_its_fallbacks() -> Non
     route = choose_route(chat("m", "word " * 9_000), RoutingOptions(), known, {}, easy)
 
     assert (names(route.targets), route.reason) == (["wide@one"], "fallback")
-    with pytest.raises(ContextTooShort, match="8000 tokens"):
+    with pytest.raises(ContextTooShort, match="> 8000 maximum"):
         choose_route(chat("m", "word " * 200_000), RoutingOptions(), known, {}, easy)
     with pytest.raises(LacksCapability):
         choose_route(chat("deaf"), RoutingOptions(), replace(known, fallbacks={"deaf": ("m",)}), {}, easy)
