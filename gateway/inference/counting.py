@@ -38,6 +38,7 @@ from router.choose import permitted_name
 from router.preferences import at_preferred
 
 PATIENCE = 3.0  # seconds; an estimate now is worth more than a count later
+MOST_CONTEXTS = 2  # of a model, that a prompt has about as many tokens as, at the most, for an engine to count it
 LONGEST_COUNT = 16 * 2**20  # bytes of an answer: an engine's has the tokens, too
 
 
@@ -70,7 +71,7 @@ class PromptCounter(Struct, eq=False):
         at: Sequence[Target] = targets_for(served, team, self._providers)
         if at and (preference := call.routing.providers) is not None:
             at = at_preferred(Route(name, tuple(at), "named"), preference, {}).targets
-        targets = [target for target in at if self._may_ask(target, call)]
+        targets = [target for target in at if self._may_ask(target, call, estimate)]
         if targets and await self._moderator.may_leave(team.safety, chat, call.native):
             if not all(is_outside(target, self._providers) for target in targets):
                 await self._images.check(chat, size, team.id)
@@ -79,9 +80,11 @@ class PromptCounter(Struct, eq=False):
                     return await self._count_at(target, call) or estimate
         return estimate
 
-    def _may_ask(self, target: Target, call: Call) -> bool:
+    def _may_ask(self, target: Target, call: Call, estimate: int) -> bool:
         """Whether a target counts for those who ask with keys (at Vertex AI it is tokens): an engine by its /tokenize,
-        which any upstream may be that the price library does not know; a maker's API by its own."""
+        which any upstream may be that the price library does not know; a maker's API by its own.
+
+        An engine counts no prompt that is far too long for it: its calls would wait for that."""
         provider = self._providers.settings_at(target)
         wire, loop = self._providers.format(provider.name), asyncio.get_running_loop()
         if not self._providers.takes_keys(target) or self._lacking.get(target.account, 0.0) > loop.time():
@@ -90,7 +93,8 @@ class PromptCounter(Struct, eq=False):
             return True
         if isinstance(wire, OpenAIFormat):
             is_known = not provider.self_hosted and knows_provider(target.endpoint.base_url)
-            return not is_known and provider.api_version is None
+            is_bearable = estimate <= MOST_CONTEXTS * target.model.context
+            return not is_known and provider.api_version is None and is_bearable
         return isinstance(wire, AnthropicFormat)
 
     async def _count_at(self, target: Target, call: Call) -> int | None:

@@ -14,9 +14,11 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
+from gateway.calls.estimate import probable_prompt_tokens
 from gateway.core.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
 from gpu_backend.step.messages import Command, Event, FinishReason, Generate, NewTokens, Timings
 from gpu_backend.step.plan import TokenLogprob
+from protocol.chat import ChatRequest, Message
 from router.catalog.targets import Endpoint
 from tests.support.cut_replica import WAYS, CutReplica
 from tests.support.fake_engine import FakeEngine, silent
@@ -246,6 +248,10 @@ def test_a_stream_tells_the_true_prompt_from_its_first_event(scene: Scene, path:
     if path == "messages":
         counted = [scene.count("messages/count_tokens", **ASKS[path]), scene.count("responses/input_tokens", input=ASK)]
         assert counted == [row.input_tokens] * 2
+        far_too_long = "hi" * 1_000_000  # the engine's calls would wait for its count
+        chat = ChatRequest(model="llama", messages=(Message(role="user", content=far_too_long),))
+        about = probable_prompt_tokens(chat)
+        assert scene.count("responses/input_tokens", input=far_too_long) == about
 
     assert first["usage"].get("input_tokens") == last["usage"].get("input_tokens")
     assert first["usage"].get("prompt_tokens") == last["usage"].get("prompt_tokens")
