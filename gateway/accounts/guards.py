@@ -150,8 +150,8 @@ def read_cookie(connection: Connection, name: str) -> str | None:
 
 
 def read_key(connection: Connection) -> str | None:
-    """Return the key that a request carries, as a bearer token or in x-api-key."""
+    """Return the key that a request carries, as a bearer token, in x-api-key or, Azure's way, in api-key."""
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
         return token.strip()
-    return connection.headers.get("x-api-key")
+    return connection.headers.get("x-api-key") or connection.headers.get("api-key")

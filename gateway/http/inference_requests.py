@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from gateway.calls.call import Call
 from gateway.core.clock import Clock
 from gateway.dialects.endpoint import ApiEndpoint, Asked
@@ -12,11 +14,20 @@ from gateway.http.exchange import AnyRequest, caller_of, part_of, read_body
 from gateway.inference.recalibrations import Recalibrations
 from gateway.stored_responses.local_turns import CONNECTION_TURNS, ConnectionTurns
 from gateway.stored_responses.memory import ResponseMemory
+from protocol.decoding import decode
 
 
 async def read_call(request: AnyRequest, endpoint: ApiEndpoint) -> Call:
     """Decode and check a request's body, and return the call that it makes. Raises BadRequest and its kin."""
-    asked, size = await read_body(request, lambda body: endpoint.read(body, lambda model: note_model(request, model)))
+    deployment = deployment_of(request)
+
+    def read(body: bytes) -> Asked:
+        if deployment is not None:
+            fields = decode(body, dict[str, msgspec.Raw])
+            body = msgspec.json.encode({**fields, "model": deployment})
+        return endpoint.read(body, lambda model: note_model(request, model))
+
+    asked, size = await read_body(request, read)
     asked, size = await recalled(request, endpoint, asked, size)
     return call_of(request, endpoint, asked, size)
 
@@ -34,6 +45,12 @@ def turns_of(request: AnyRequest) -> ConnectionTurns | None:
     extensions: Any = request.scope.get("extensions")
     turns: ConnectionTurns | None = extensions.get(CONNECTION_TURNS) if extensions else None
     return turns
+
+
+def deployment_of(request: AnyRequest) -> str | None:
+    """Return the model that a request's path names, as Azure's clients do: whatever its body says, that is asked."""
+    deployment: str | None = request.scope["state"].get("deployment")
+    return deployment
 
 
 def note_model(request: AnyRequest, model: str) -> None:

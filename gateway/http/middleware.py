@@ -15,6 +15,7 @@ from gateway.core.clock import Clock
 from gateway.core.draining import Drain
 from gateway.core.errors import Unavailable
 from gateway.dialects.table import REALTIME_PATH, errors_at
+from gateway.http import azure_paths
 from gateway.http.websocket.realtime import RealtimeSockets
 from gateway.http.websocket.session import ResponseSockets
 from gateway.telemetry.meters import counter_of, histogram_of
@@ -52,6 +53,8 @@ class Telemetry:
                 app = self._sockets.get(scope["path"], self.answer_socket)
             await app(scope, receive, send)
             return
+        if scope["path"].startswith(azure_paths.ROOT):
+            scope = azure_paths.at_v1(scope)
         if scope["method"] == "HEAD":  # answered as GET is: the server, by a scope of its own, leaves the body out
             scope = {**scope, "method": "GET"}
         started = time.perf_counter()

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from openai import BadRequestError, InternalServerError, OpenAI
+from openai import AzureOpenAI, BadRequestError, InternalServerError, NotFoundError, OpenAI
 
 from tests.support.house import House
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -169,3 +169,39 @@ def test_an_error_names_its_request_and_where_it_failed(
     assert (body["request_id"], body["model"]) == (failed.value.request_id, "small") and "/" in body["endpoint"]
     refusal: Any = refused.value.body
     assert refusal["request_id"] == refused.value.request_id and "endpoint" not in refusal
+
+
+def test_azures_client_reaches_the_model_that_its_deployment_names(house: House) -> None:
+    """AzureOpenAI names the model in the path, where Azure goes by it alone, and sends the key in a header of its own;
+    whole, in a stream, among what is no deployment's, and at Azure's newer address."""
+    with AzureOpenAI(azure_endpoint=house.url, api_key=house.team_key, api_version="2024-10-21") as azure:
+        raw = azure.chat.completions.with_raw_response.create(model="small", messages=ASK)
+        chunks = list(azure.chat.completions.create(model="small", messages=ASK, stream=True))
+        fixed = azure.copy(base_url=f"{house.url}/openai/deployments/small")
+        other = fixed.chat.completions.create(model="gpt-4o", messages=ASK)
+        models = [model.id for model in azure.models.list()]
+        with pytest.raises(NotFoundError, match="The model 'none/such' does not exist"):
+            azure.chat.completions.create(model="none/such", messages=ASK)
+    with OpenAI(base_url=house.url + "/openai/v1", api_key=house.team_key) as newer:
+        newest = newer.responses.create(model="small", input="Say something.", store=False)
+
+    reply = raw.parse()
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert reply.choices[0].message.content and other.choices[0].message.content and newest.output_text and text
+    assert house.record_of(raw.http_response)["model_used"] == "small" and other.model_dump()["model_used"] == "small"
+    assert "small" in models
+
+
+def test_a_deployment_in_the_path_takes_a_body_without_a_model(house: House) -> None:
+    """What is written by hand for Azure has no model in its body; a body with a key twice stays refused there."""
+    path, key = "/openai/deployments/small/chat/completions?api-version=2024-10-21", {"api-key": house.team_key}
+    with house.client() as client:
+        client.headers.pop("authorization")
+        plain = client.post(path, json={"messages": ASK, "max_tokens": 4}, headers=key)
+        twice = client.post(path, content=b'{"messages": [], "messages": []}', headers=key)
+        unknown = client.post("/openai/deployments/small/chat", json={"messages": ASK}, headers=key)
+        listed = client.get("/openai/deployments", headers=key)
+
+    assert (plain.status_code, plain.json()["model_used"]) == (200, "small")
+    assert twice.json()["error"]["code"] == "duplicate_key"
+    assert (unknown.status_code, listed.status_code) == (404, 404)

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from openai import APIStatusError, OpenAI
+from openai import APIStatusError, AzureOpenAI, OpenAI
 
 from tests.support.house import House
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -131,6 +131,15 @@ def test_a_route_goes_on_with_the_same_file(openai: OpenAI, upstream: ScriptedUp
     sent = [(request.body or {})["file"]["sha256"] for request in upstream.requests]
 
     assert made.model_used == "clerk" and len(sent) > 1 and len(set(sent)) == 1
+
+
+def test_a_deployment_of_azures_client_is_the_model_of_a_form(house: House, upstream: ScriptedUpstream) -> None:
+    """The path's name counts, whatever the form says."""
+    base_url = f"{house.url}/openai/deployments/scribe"
+    with AzureOpenAI(base_url=base_url, api_key=house.team_key, api_version="2024-10-21") as azure:
+        made = azure.audio.transcriptions.create(**ASK | {"model": "another"})
+
+    assert made.text == TEXT and [sent.body and sent.body["model"] for sent in upstream.requests] == ["whisper-1"]
 
 
 def test_no_field_is_smuggled_into_the_form(openai: OpenAI, upstream: ScriptedUpstream) -> None:

@@ -22,7 +22,7 @@ from gateway.dialects.parts.recordings import seconds_of
 from gateway.dialects.table import ENDPOINTS
 from gateway.http.exchange import LARGEST_BODY, AnyRequest, caller_of, part_of
 from gateway.http.inference_port import inference_of
-from gateway.http.inference_requests import call_of, note_model
+from gateway.http.inference_requests import call_of, deployment_of, note_model
 from gateway.http.reply_response import ReplyResponse
 from gateway.overload.body_memory import BodyRoom
 from protocol.errors import BadRequest, TooLarge, invalid_value
@@ -178,6 +178,8 @@ class UploadResponse:
         async with part_of(request, BodyRoom).taken(caller_of(request).team.id, size):
             form = await read_form(request.headers.get("content-type", ""), self._body, endpoint.files)
             fields = await off_loop(form.size, form.whole)
+            if (deployment := deployment_of(request)) is not None:
+                fields["model"] = deployment
             asked = endpoint.read_form(fields, lambda model: note_model(request, model))
             call = call_of(request, endpoint, asked, form.size, form.bytes)
             await ReplyResponse(inference_of(request), call, endpoint.writer_of(call))(scope, receive, send)
