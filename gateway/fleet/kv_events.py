@@ -1,9 +1,12 @@
 # What replicas of our engine tell of their prefix caches, as it comes: KV events over ZeroMQ in vLLM's format. A gap is
-# asked for again; what cannot be had again, or comes from a replica that was away, is forgotten.
+# asked for again; what cannot be had again, or comes from a replica that was away, is forgotten, and all is asked for
+# until an answer comes.
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Collection, Container, Mapping
 from contextlib import suppress
 from ipaddress import IPv4Network, IPv6Network, ip_address
@@ -19,9 +22,11 @@ from protocol.serving.announcements import KvEventsAt
 from router.cached_prompts import ON_DEVICE, ON_HOST, CachedPrompts
 
 END_OF_REPLAY = -1
-REPLAY_PATIENCE = 5.0  # seconds until the next batch that was asked for again
+REPLAY_PATIENCE = 5.0  # seconds until the next batch that was asked for again,
+REPLAY_LASTS = 15.0  # and until the last
+ASKS_EVERY = 10.0  # seconds after which what did not come is asked for again, and where none comes, what may be lost
 WAITING = 100_000  # batches that may wait to be read
-AT_ONCE = 64  # batches that are read before other work of the process goes on
+AT_ONCE = 64  # batches and events that are read before other work of the process goes on
 LONGEST = 32 * 1024 * 1024  # bytes of a message: more than all that a replica may have is told in
 UNREADABLE = (ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 
@@ -103,6 +108,9 @@ class KvSubscriber:
         self._cached = cached
         self._next: int | None = None  # number of the next batch; None: nothing is known
         self._latest = 0.0  # when the latest one was sent (unix seconds)
+        self._is_whole = False  # all is known that could be had
+        self._asks_at = -math.inf  # no earlier (monotonic seconds), since the last time was in vain
+        self._read = 0
         self._replays: Any = None
         self._events = self._connected("SUB", endpoint)
         self._events.subscribe(b"")
@@ -115,13 +123,17 @@ class KvSubscriber:
         self._close_replays()
 
     async def _follow(self, endpoint: str) -> None:
-        read, is_asked, is_unread = 0, False, False
+        is_unread = False
         while True:
             try:
-                if not is_asked:
-                    is_asked = True
+                if not self._is_whole:
                     await self._replay(0)
-                _, number, payload = await self._events.recv_multipart()
+                try:
+                    async with asyncio.timeout(ASKS_EVERY):
+                        _, number, payload = await self._events.recv_multipart()
+                except TimeoutError:  # the last ones may be lost: no later one has come that would show a gap
+                    await self._replay(self._next or 0)
+                    continue
                 await self._take(int.from_bytes(number, "big"), _batch(payload))
                 is_unread = False
             except UNREADABLE as exc:
@@ -130,70 +142,92 @@ class KvSubscriber:
                 is_unread = True
                 self._close_replays()  # what is left of an answer is not to be taken for the next one
                 self._start_over()
-            read += 1
-            if read % AT_ONCE == 0:
-                await asyncio.sleep(0)
+                self._ask_later()
+                await self._let_others()
 
     async def _take(self, number: int, batch: Batch) -> None:
         """Apply a batch, and before it those that are missing."""
         if self._next is not None and number < self._next:
             if batch.at <= self._latest:
+                await self._let_others()
                 return  # it came with those that were asked for
             self._start_over()  # as the replica did
         if number > (self._next or 0):
             await self._replay(self._next or 0)
             if self._next is not None and number < self._next:
                 return
-        if number != self._next:
-            self._cached.clear()  # what was in between is lost, and what it removed
-        self._apply(number, batch)
+        if number != self._next:  # what was in between is lost, and what it removed
+            self._start_over()
+            self._ask_later()
+        await self._apply(number, batch)
 
     async def _replay(self, first: int) -> None:
-        """Ask for all batches from a number on, as far back as the replica has them, and apply them."""
-        if self._replay_endpoint is None:
+        """Ask for all batches from a number on, as far back as the replica has them, and apply them, unless it failed
+        to answer a moment ago: batches that come are read meanwhile."""
+        if self._replay_endpoint is None or time.monotonic() < self._asks_at:
             return
         if self._replays is None:
             self._replays = self._connected("DEALER", self._replay_endpoint)
         await self._replays.send_multipart((b"", first.to_bytes(8, "big")))
-        expected, read = first, 0
+        expected, is_begun = first, False
         try:
-            while True:
-                async with asyncio.timeout(REPLAY_PATIENCE):
-                    _, told, payload = await self._replays.recv_multipart()
-                if (number := int.from_bytes(told, "big", signed=True)) == END_OF_REPLAY:
-                    self._next = expected
-                    return
-                if number != expected:
-                    self._cached.clear()
-                self._apply(number, _batch(payload))
-                expected = number + 1
-                read += 1
-                if read % AT_ONCE == 0:
-                    await asyncio.sleep(0)
+            async with asyncio.timeout(REPLAY_LASTS):
+                while True:
+                    async with asyncio.timeout(REPLAY_PATIENCE):
+                        _, told, payload = await self._replays.recv_multipart()
+                    is_begun = True
+                    if (number := int.from_bytes(told, "big", signed=True)) == END_OF_REPLAY:
+                        break
+                    if number != expected:
+                        self._cached.clear()
+                    await self._apply(number, _batch(payload))
+                    expected = number + 1
         except TimeoutError:
             self._close_replays()  # what comes too late is not to be taken for another answer
-            self._start_over()
+            self._ask_later()
+            if is_begun:  # of what it told, it may have removed some since
+                self._start_over()
+            return
+        if self._next is None:
+            self._next = expected
+        if first == 0:
+            self._is_whole = self._next == expected
+        if self._next != expected:  # it keeps less than it told
+            self._ask_later()
 
-    def _apply(self, number: int, batch: Batch) -> None:
+    async def _apply(self, number: int, batch: Batch) -> None:
         for event in batch.events:
             apply(event, self._cached)
+            await self._let_others()
         self._next, self._latest = number + 1, batch.at
+        await self._let_others()
+
+    async def _let_others(self) -> None:
+        self._read += 1
+        if self._read % AT_ONCE == 0:
+            await asyncio.sleep(0)
 
     def _start_over(self) -> None:
         self._cached.clear()
-        self._next = None
+        self._next, self._is_whole = None, False
+
+    def _ask_later(self) -> None:
+        if (now := time.monotonic()) >= self._asks_at:
+            self._asks_at = now + ASKS_EVERY
 
     def _connected(self, kind: str, endpoint: str) -> Any:
         import zmq
 
-        socket = self._context.socket(getattr(zmq, kind))
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RCVHWM, WAITING)
-        socket.setsockopt(zmq.MAXMSGSIZE, LONGEST)
+        socket = None
         try:
+            socket = self._context.socket(getattr(zmq, kind))
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.RCVHWM, WAITING)
+            socket.setsockopt(zmq.MAXMSGSIZE, LONGEST)
             socket.connect(endpoint)
-        except zmq.ZMQError as exc:
-            socket.close()
+        except zmq.ZMQError as exc:  # or there is no descriptor left
+            if socket is not None:
+                socket.close()
             raise ValueError(f"{endpoint[:100]}: {exc}") from exc
         return socket
 

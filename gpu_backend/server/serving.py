@@ -51,8 +51,9 @@ def serve(settings: FrontSettings) -> int:
         exit_status = 1
         server.should_exit = True
 
+    on_blocks, told = _publish_blocks(settings.engine.kv_events)
+    settings = replace(settings, engine=replace(settings.engine, kv_events=told))
     own = replace(settings.engine, prefixes=replace(settings.engine.prefixes, shared_prefixes=prefixes))
-    on_blocks = _publish_blocks(own.kv_events)
     engine = EngineClient(own, settings.max_waiting, on_failed=give_up, on_blocks=on_blocks)
     front = build_front(settings, checkpoint, engine)
     host, port = listening.getsockname()[:2]
@@ -104,12 +105,13 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _publish_blocks(config: KvEventsConfig) -> Callable[[Sequence[BlockEvent]], None]:
+def _publish_blocks(config: KvEventsConfig) -> tuple[Callable[[Sequence[BlockEvent]], None], KvEventsConfig]:
+    """Return what tells of blocks, and where it does."""
     if not config.publishes:
-        return lambda events: None
+        return lambda events: None, config
     publisher = KvPublisher(config)
-    log.info("KV events, and in them the tokens of prompts, go to all who connect to %s", config.endpoint)
-    return publisher.publish
+    log.info("KV events, and in them the tokens of prompts, go to all who connect to %s", publisher.config.endpoint)
+    return publisher.publish, publisher.config
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -10,12 +10,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from gateway.placing.plan import LOST_FOR
 from gateway.placing.records import LASTS
 from tests.support.fault_service import freeze, frozen
-from tests.support.fleet_house import TARGET, FleetHouse, OpenLoad, end_politely, running_fleet
+from tests.support.fleet_house import TARGET, WITHIN, FleetHouse, OpenLoad, end_politely, running_fleet
+from tests.support.paced_replica import KV_FAULT
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -130,4 +133,30 @@ def test_replicas_hang_and_die(fleet: FleetHouse, load: OpenLoad) -> None:
     assert len(last & after) == 1
     assert load.lost() == []
     assert max(fleet.counts) <= TARGET + 1
+    assert fleet.complaints(load.calls) == []
+
+
+@pytest.mark.parametrize("answers", ["at once", "late", "silent", "short"])
+def test_gaps_in_kv_events(answers: str, fleet: FleetHouse, load: OpenLoad) -> None:
+    """Of the events some are lost, some come in another order, and what is asked for again comes late, not at all or
+    not whole: calls go on, and soon after it is over both gateways know again what each replica has cached."""
+    fault, beats = fleet.folder / KV_FAULT, list[float]()
+    with load.running(), fleet.counted():
+        load.wait_for(60)
+        before = until(fleet.marks_that_are_right, within=WITHIN)
+        fault.write_text(f"lose reorder {answers}")
+        over = time.monotonic() + 25
+        while time.monotonic() < over:
+            began = time.monotonic()
+            assert httpx.get(fleet.gateways[0].url + "/health/live", timeout=20).status_code == 200
+            beats.append(time.monotonic() - began)
+            time.sleep(0.1)
+        fault.unlink()
+        load.wait_for(150)
+    after = until(fleet.marks_that_are_right, within=5)  # sooner than gateways ask for what no later event has told of
+    print({"calls": len(load.calls), "lost": len(load.lost()), "slowest": max(beats), "marks": (before, after)})
+
+    assert load.lost() == []
+    assert set(fleet.counts) == {TARGET}
+    assert max(beats) < 2.0
     assert fleet.complaints(load.calls) == []

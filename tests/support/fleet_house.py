@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import random
+import re
 import secrets
 import signal
 import subprocess
@@ -35,6 +36,7 @@ from tests.support.fault_service import Service
 from tests.support.forked_services import MARK, fork_service
 from tests.support.front import write_small_files
 from tests.support.house import make_team
+from tests.support.paced_replica import KV_TRUTH
 from tests.support.redis_proxy import RedisProxy
 from tests.support.temporary_stores import temporary_postgres, temporary_valkey
 from tests.support.waiting import until
@@ -42,6 +44,7 @@ from tests.support.waiting import until
 TARGET = 3  # replicas
 TOKENS = 12  # of each answer
 WITHIN = 300.0  # seconds for what takes a few on a quiet machine
+KV_EVENTS = {"enable_kv_cache_events": True, "endpoint": "tcp://127.0.0.1:0", "replay_endpoint": "tcp://127.0.0.1:0"}
 ADMIN_KEY = "tgadmin-" + "f" * 43
 CONFIG = """\
 database_url: {database_url}
@@ -58,13 +61,13 @@ providers:
     api_keys: [{engine_secret}]
     timeouts: {{connect: 2s, first_token: 5s, between_tokens: 3s, total: 60s}}
 models:
-  tiny: {{provider: own, context: 512, max_output: 64, price: {{input: 1, output: 2}}}}
+  tiny: {{provider: own, context: 4096, max_output: 64, price: {{input: 1, output: 2}}}}
 fleet:
   secrets: [{fleet_secret}]
   pools:
     own:
       scaling: {{min: {target}, max: {target}}}
-      engine: {{model: {model}, gpus: 0, arguments: [--served-model-name, tiny]}}
+      engine: {{model: {model}, gpus: 0, arguments: [--served-model-name, tiny, --kv-events-config, '{kv_events}']}}
       rollout: {{healthy_within: 2m, canary: 1s, stand: 1s, drain: 20s}}
 """
 
@@ -133,7 +136,7 @@ class OpenLoad:
     async def _call(self, session: aiohttp.ClientSession, number: int) -> None:
         call = Call(secrets.token_hex(8), time.monotonic())
         self.calls.append(call)
-        asks = [{"role": "user", "content": f"Tell me of river {number % 40}."}]
+        asks = [{"role": "user", "content": f"Tell me of river {number % 40}. ".ljust(600, "~")}]
         body = {"model": "tiny", "messages": asks, "max_tokens": TOKENS, "stream": number % 2 == 0}
         headers = {"authorization": f"Bearer {self.key}", "x-client-request-id": call.id}
         url = self.urls[number // 2 % len(self.urls)] + "/v1/chat/completions"
@@ -166,6 +169,7 @@ class FleetHouse:
         self.placing = placing
         self.data_dir = folder / "data"
         facts = {"database_url": database_url, "data_dir": self.data_dir, "admin_key": ADMIN_KEY, "target": TARGET}
+        facts["kv_events"] = json.dumps(KV_EVENTS)
         facts |= {"engine_secret": secrets.token_hex(16), "fleet_secret": secrets.token_hex(16)}
         facts["model"] = write_small_files(folder / "tiny")
         self.config, self.controllers_config = folder / "tollgate.yaml", folder / "controller.yaml"
@@ -219,6 +223,19 @@ class FleetHouse:
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         page = httpx.get(self.gateways[gateway].url + "/admin/instances", headers=headers, timeout=20).json()
         return {one["instance_id"].rpartition("-")[0] for one in page["instances"] if one["takes_calls"]}
+
+    def marks_that_are_right(self) -> dict[str, int] | None:
+        """Return how many beginnings of prompts each replica has cached, if both gateways know it of all."""
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        page = httpx.get(self.gateways[0].url + "/admin/instances", headers=headers, timeout=20).json()
+        names = {one["base_url"]: one["instance_id"].rpartition("-")[0] for one in page["instances"]}
+        truth = {url: int((self.folder / f"{KV_TRUTH}-{name}").read_text() or -1) for url, name in names.items()}
+        for gateway in self.gateways:
+            said = httpx.get(gateway.url + "/metrics", headers=headers, timeout=20).text
+            told = re.findall(r'^tollgate_kv_marks\{endpoint="(.*?)"\} (\S+)$', said, re.M)
+            if {url: round(float(count)) for url, count in told} != truth:
+                return None
+        return truth
 
     def settled(self, *, but: Collection[str] = ()) -> set[str]:
         """Wait until both gateways ask as many replicas as there should be, and no others are there."""

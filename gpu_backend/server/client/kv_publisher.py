@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from gpu_backend.step.config import KvEventsConfig
 RANK = 0  # of a data-parallel replica, which ours is alone
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 LOOK_EVERY = 0.05  # seconds between looks for subscribers that ask again, while nothing happens
+MOST_MARKS = 50  # of one event: a gateway reads some events at a time
 LINGER = 100  # milliseconds for what is on its way when the engine ends
 
 Batch = tuple[int, bytes]  # its number, and [seconds since 1970, events, rank] in MessagePack
@@ -51,13 +52,17 @@ class KvPublisher:
         self._events.setsockopt(zmq.SNDHWM, config.hwm)
         self._replays = self._context.socket(zmq.ROUTER)
         self._replays.setsockopt(zmq.SNDHWM, config.buffer_steps + 2)  # a whole answer, which is sent at once
-        for socket, address in ((self._events, config.endpoint), (self._replays, config.replay_endpoint)):
+        bound = {}
+        for name, socket in (("endpoint", self._events), ("replay_endpoint", self._replays)):
             socket.setsockopt(zmq.LINGER, LINGER)
+            address = getattr(config, name)
             try:
                 if address is not None:
                     socket.bind(address)
+                    bound[name] = socket.getsockopt_string(zmq.LAST_ENDPOINT)
             except zmq.ZMQError as exc:
                 raise ValueError(f"KV events cannot be published at {address}: {exc}") from exc
+        self.config = replace(config, **bound)  # of port 0 any free one was taken
         threading.Thread(target=self._send_all, name="kv-events", daemon=True).start()
 
     def publish(self, events: Sequence[BlockEvent]) -> None:
@@ -73,6 +78,8 @@ class KvPublisher:
         while True:
             with contextlib.suppress(queue.Empty):
                 number, payload = self._waiting.get(timeout=LOOK_EVERY)
+                if self._sent and number != self._sent[-1][0] + 1:
+                    self._sent.clear()  # one before it had no room: who asks hears of every mark
                 self._sent.append((number, payload))
                 self._events.send_multipart((self._topic, number.to_bytes(8, "big"), payload))
             while self._replays.poll(0):
@@ -118,8 +125,10 @@ class MarkedBlocks:
         """Return them all, as marks that come later than their blocks."""
         told = []
         for medium, own in self._marks.items():
-            if marks := [(mark, block) for block in own for mark in own[block]]:
-                told.append(BlockStored([], None, [], self._block_size, medium, [], prompt_marks=marks))
+            marks = [(mark, block) for block in own for mark in own[block]]
+            for place in range(0, len(marks), MOST_MARKS):
+                some = marks[place : place + MOST_MARKS]
+                told.append(BlockStored([], None, [], self._block_size, medium, [], prompt_marks=some))
         return told
 
 

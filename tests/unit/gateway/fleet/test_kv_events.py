@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from ipaddress import ip_network
 from itertools import count
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,6 +17,7 @@ from msgspec import Raw
 from structlog.testing import capture_logs
 from zmq.asyncio import Context
 
+from gateway.fleet import kv_events
 from gateway.fleet.kv_events import KvEvents, apply
 from gateway.run.processes import free_port
 from gpu_backend.server.client.kv_publisher import KvPublisher
@@ -70,6 +73,7 @@ class Replica:
 
     def __init__(self, context: Context) -> None:
         self.kept: dict[int, bytes] = {}
+        self.answers = "whole"  # silent, short, half
         self._times = count(1.0)
         self._events, self._replays = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
         ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in (self._events, self._replays)]
@@ -95,10 +99,14 @@ class Replica:
     async def _tell_again(self) -> None:
         while True:
             who, _, start = await self._replays.recv_multipart()
+            if self.answers == "silent":
+                continue
             first = int.from_bytes(start, "big")
-            for number, batch in [(n, batch) for n, batch in self.kept.items() if n >= first]:
+            told = [(n, batch) for n, batch in self.kept.items() if n >= first and self.answers != "short"]
+            for number, batch in told[:1] if self.answers == "half" else told:
                 await self._replays.send_multipart((who, b"", number.to_bytes(8, "big"), batch))
-            await self._replays.send_multipart((who, b"", b"\xff" * 8, b""))
+            if self.answers != "half":
+                await self._replays.send_multipart((who, b"", b"\xff" * 8, b""))
 
 
 @pytest.fixture
@@ -139,6 +147,45 @@ async def test_what_was_told_before_and_in_a_gap_is_known(replica: Replica, even
     await replica.tell(4, 74)
 
     await known(events, 70, 71, 72, 73, 74)
+
+
+@pytest.mark.parametrize("answers", ["silent", "short", "half"])
+async def test_a_replica_that_does_not_tell_again_is_asked_later(
+    answers: str, replica: Replica, events: KvEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then nothing is known of what a lost batch may have removed, and what comes is read at once. One that has
+    nothing new is asked now and then whether a batch was lost that no later one tells of."""
+    monkeypatch.setattr(kv_events, "REPLAY_PATIENCE", 0.1)
+    monkeypatch.setattr(kv_events, "ASKS_EVERY", 1.0)
+    replica.keep(0, 70)
+    events.note(URL, "first", replica.address)
+    await replica.heard()
+    await known(events, 70)
+    replica.answers = answers
+    replica.keep(1, 71)
+    await replica.tell(2, 72)
+    await replica.tell(3, 73)
+    await known(events, 72, 73)
+    replica.keep(4, 74)
+    await replica.tell(5, 75)
+    await known(events, 75)
+    replica.answers = "whole"
+    await known(events, 70, 71, 72, 73, 74, 75)
+    replica.keep(6, 76)
+
+    await known(events, 70, 71, 72, 73, 74, 75, 76)
+
+
+async def test_batches_in_another_order_are_put_in_theirs(replica: Replica, events: KvEvents) -> None:
+    """The one that is missing is asked for; as it comes, it is known."""
+    events.note(URL, "first", replica.address)
+    await replica.heard()
+    for number in range(4):
+        replica.keep(number, 70 + number)
+    for number in (1, 0, 3, 2):
+        await replica.send(number.to_bytes(8, "big"), replica.kept[number])
+
+    await known(events, 70, 71, 72, 73)
 
 
 async def test_what_cannot_be_had_again_ends_what_was_known(replica: Replica, events: KvEvents) -> None:
@@ -260,6 +307,29 @@ async def test_a_gateway_that_starts_late_hears_of_all_that_is_there(events: KvE
     events.note(URL, "first", address)
 
     await known(events, 70, 72, 74)
+
+
+async def test_what_an_engine_had_no_room_to_send_is_told_later(events: KvEvents) -> None:
+    """Batches beyond its queue are missed, and so not kept: who asks is told of every mark that is there. Of port 0 it
+    says where it listens."""
+    there = "tcp://127.0.0.1:0"
+    publisher = KvPublisher(KvEventsConfig(True, endpoint=there, replay_endpoint=there, max_queue_size=1))
+    sends, may_send = publisher._events.send_multipart, Event()
+    publisher._events = SimpleNamespace(send_multipart=lambda parts: (may_send.wait(10), sends(parts)))
+    publisher.publish([stored(70, "GPU")])
+    await until_found(lambda: nothing_waits(publisher))  # it is being sent; then one waits, and the others have no room
+    for mark in (71, 72, 73):
+        publisher.publish([stored(mark, "GPU")])
+    may_send.set()
+    await until_found(lambda: nothing_waits(publisher))
+    publisher.publish([stored(74, "GPU")])
+    events.note(URL, "first", KvEventsAt(publisher.config.endpoint, publisher.config.replay_endpoint))
+
+    await known(events, 70, 71, 72, 73, 74)
+
+
+async def nothing_waits(publisher: KvPublisher) -> bool:
+    return not publisher._waiting.qsize()
 
 
 async def test_an_answer_is_told_whole_to_a_gateway_that_is_slow_to_read() -> None:
