@@ -29,6 +29,7 @@ from gpu_backend.step.config import (
     QUANTIZATIONS,
     ROLES,
     SPECULATIVE_METHODS,
+    WAYS,
     engine_config,
 )
 from gpu_backend.step.cost import read_step_cost
@@ -125,6 +126,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--kv-events-config", metavar="JSON", help="tells routers what the prefix cache has; vLLM's setting")
     exchanges = "where other engines read KV blocks, port 0 for any free one; without it none are exchanged"
     add("--kv-transfer-address", metavar="HOST:PORT", help=exchanges)
+    by = "nixl: blocks come by what NIXL finds (pip install 'tollgate[nixl]') between engines that both have it"
+    add("--kv-transfer-by", choices=WAYS, help=by)
     pulls = "after which KV blocks of another engine that have not come are computed"
     add("--kv-pull-seconds", metavar="S", help=pulls)
     add("--role", choices=ROLES, help="prefill: computes prompts for other engines alone; decode: makes replies alone")

@@ -183,7 +183,10 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
     transfer: KvTransfer | None = None
     if config.transfer.kv_transfer_address is not None:
         transfer = TcpTransfer(
-            runner.block_store(config), *config.transfer.host_and_port, config.transfer.kv_transfer_secret
+            runner.block_store(config),
+            *config.transfer.host_and_port,
+            config.transfer.kv_transfer_secret,
+            nixl=config.transfer.kv_transfer_by == "nixl",
         )
     loop = EngineLoop(
         config,

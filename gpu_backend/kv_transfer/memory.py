@@ -20,10 +20,12 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # reading w
 class SharedMemory:
     """Memory of this process that another one of this user, on this machine, may write into."""
 
+    name = "memory"
+
     def __init__(self, size: int) -> None:
         """Raises ``OSError`` where the system has none."""
-        self._name = PREFIX + secrets.token_hex(16)
-        self._descriptor = os.memfd_create(self._name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._secret = PREFIX + secrets.token_hex(16)
+        self._descriptor = os.memfd_create(self._secret, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self._descriptor, size)
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, SEALS)
@@ -35,9 +37,9 @@ class SharedMemory:
     @property
     def where(self) -> dict[str, Any]:
         """How the other process finds it."""
-        return {"process": os.getpid(), "descriptor": self._descriptor, "name": self._name}
+        return {"process": os.getpid(), "descriptor": self._descriptor, "name": self._secret}
 
-    def read(self, length: int) -> memoryview:
+    def read(self, length: int, *_: object) -> memoryview:
         """Return what was written last, until it is written again."""
         return self._bytes[:length]
 

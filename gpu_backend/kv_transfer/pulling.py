@@ -11,6 +11,7 @@ from typing import Any
 
 from gpu_backend.kv_transfer.leases import LEASE
 from gpu_backend.kv_transfer.memory import SharedMemory
+from gpu_backend.kv_transfer.nixl import NixlAgent, NixlMemory
 from gpu_backend.kv_transfer.seam import BlockFormat, BlockStore, Described, Ended, TransferEvent
 from gpu_backend.kv_transfer.wire import Link, Refused, checksum
 from gpu_backend.step.transfer import RemoteBlocks
@@ -28,10 +29,17 @@ class Pull:
     """Runs in a thread of its own; ``give_room`` and ``give_up`` are called by the step loop."""
 
     def __init__(
-        self, ticket: int, remote: RemoteBlocks, salt: bytes, hashes: Sequence[bytes], *, shares_memory: bool = True
+        self,
+        ticket: int,
+        remote: RemoteBlocks,
+        salt: bytes,
+        hashes: Sequence[bytes],
+        *,
+        shares_memory: bool = True,
+        nixl: NixlAgent | None = None,
     ) -> None:
         self.ticket = ticket
-        self._shares_memory = shares_memory
+        self._shares_memory, self._nixl = shares_memory, nixl
         self._remote = remote
         self._salt = salt
         self._hashes = hashes
@@ -108,30 +116,38 @@ class Pull:
     ) -> None:
         size = store.format.block_bytes
         with contextlib.ExitStack() as stack:
-            memory = self._shared_memory(link, min(most, len(blocks)) * size)
+            memory = self._memory(link, min(most, len(blocks)) * size)
             if memory is not None:
                 stack.callback(memory.close)
             for start in range(0, len(blocks), most):
                 chosen = blocks[start : start + most]
                 self._bring_chunk(link, store, chosen, after, first, memory)
 
-    def _shared_memory(self, link: Link, size: int) -> SharedMemory | None:
+    def _memory(self, link: Link, size: int) -> SharedMemory | NixlMemory | None:
+        if self._nixl is not None and self._nixl.is_well:
+            return NixlMemory(self._nixl, size)
         if self._shares_memory and link.is_on_one_machine:
             with contextlib.suppress(OSError, AttributeError):  # the system has none
                 return SharedMemory(size)
         return None
 
     def _bring_chunk(
-        self, link: Link, store: BlockStore, chosen: Sequence[int], after: Any, first: int, memory: SharedMemory | None
+        self,
+        link: Link,
+        store: BlockStore,
+        chosen: Sequence[int],
+        after: Any,
+        first: int,
+        memory: SharedMemory | NixlMemory | None,
     ) -> None:
-        """Bring the next blocks: through shared memory, if the other engine finds it, else over the connection."""
+        """Bring the next blocks: through memory, if the other engine finds it, else over the connection."""
         size, place = store.format.block_bytes, self._num_done
-        found = {} if memory is None else {"memory": memory.where}
+        found = {} if memory is None else {memory.name: memory.where}
         length = len(chosen) * size
         answer, data = self._ask(link, "pull", length, start=first + place, count=len(chosen), **found)
         is_shared = memory is not None and answer.get("in_memory") == length
         if memory is not None and is_shared:
-            data = memory.read(length)
+            data = memory.read(length, answer.get("there", {}), self._look)
         if len(data) != length:
             raise Refused("it sent less than was asked for")
         sums = answer["checksums"]

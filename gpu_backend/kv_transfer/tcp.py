@@ -1,5 +1,5 @@
-# Blocks over TCP, or through shared memory where both engines are on one machine: this engine serves those that it
-# holds, and brings those of others, in threads beside the step loop.
+# Blocks over TCP, by NIXL, or through shared memory where both engines are on one machine: this engine serves those
+# that it holds, and brings those of others, in threads beside the step loop.
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Any
 
 from gpu_backend.kv_transfer.leases import LEASE, BlockLeases
 from gpu_backend.kv_transfer.memory import open_memory, write_all
+from gpu_backend.kv_transfer.nixl import NixlAgent, NixlMemory
 from gpu_backend.kv_transfer.pulling import Pull
 from gpu_backend.kv_transfer.seam import BlockStore, Freed, KvTransfer, TransferEvent
 from gpu_backend.kv_transfer.wire import Link, Refused, checksum
@@ -45,14 +46,17 @@ class TcpTransfer(KvTransfer):
         lease_seconds: float = LEASE,
         *,
         shares_memory: bool = True,
+        nixl: bool = False,
     ) -> None:
         """Listen at once. Raises ``ValueError`` where that cannot be. ``shares_memory``: whether blocks of engines on
-        this machine come through memory that both have, where that is to be had."""
+        this machine come through memory that both have, where that is to be had. ``nixl``: whether they come by NIXL
+        instead, from engines that have it."""
         if not secret and not is_loopback(host):
             raise ValueError(f"KV blocks are not served at {host}, where other machines are, without a secret")
         self.engine_id = secrets.token_hex(8)  # another one after every start
         self._store = store
         self._shares_memory = shares_memory
+        self._nixl = NixlAgent() if nixl else None
         self._key = secret.encode()
         self._leases = BlockLeases(clock, lease_seconds)
         self._events: queue.SimpleQueue[TransferEvent] = queue.SimpleQueue()
@@ -77,7 +81,9 @@ class TcpTransfer(KvTransfer):
 
     def describe(self, ticket: int, remote: RemoteBlocks, salt: bytes, hashes: Sequence[bytes]) -> None:
         """Ask in a thread."""
-        pull = self._pulls[ticket] = Pull(ticket, remote, salt, hashes, shares_memory=self._shares_memory)
+        pull = self._pulls[ticket] = Pull(
+            ticket, remote, salt, hashes, shares_memory=self._shares_memory, nixl=self._nixl
+        )
         self._pullers.submit(self._run, pull)
 
     def pull(self, ticket: int, blocks: Sequence[int]) -> None:
@@ -162,14 +168,19 @@ class TcpTransfer(KvTransfer):
                 if asked["engine_id"] != self.engine_id:
                     link.send({"problem": "it was started again"})
                     return
-                memory = None
+                memory, read = None, None
                 while True:
                     if memory is None and "memory" in asked and (memory := open_memory(asked["memory"])) is not None:
                         stack.callback(os.close, memory)
+                    if read is None and "nixl" in asked and self._nixl is not None:
+                        read = NixlMemory(self._nixl, self._most_blocks * self._store.format.block_bytes)
+                        stack.callback(read.close)
                     with self._leases.reading(name, salt) as lease:
                         answer, data = self._answer(asked, lease.blocks) if lease else ({"problem": "no lease"}, b"")
                     if memory is not None and data and write_all(memory, data):
                         answer, data = {**answer, "in_memory": len(data)}, b""
+                    elif read is not None and data:
+                        answer, data = {**answer, "in_memory": len(data), "there": read.put(data)}, b""
                     link.send(answer, data)
                     if asked["op"] == "release":
                         self._leases.end(name)

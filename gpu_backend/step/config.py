@@ -13,6 +13,7 @@ from gpu_backend.step.cost import StepCost
 DEVICES = ("auto", "cuda", "cpu")
 DTYPES = ("auto", "bfloat16", "float32")
 ROLES = ("both", "prefill", "decode")
+WAYS = ("tcp", "nixl")  # of KV blocks between engines
 LOAD_FORMATS = ("auto", "dummy")
 SPECULATIVE_METHODS = ("off", "ngram", "draft", "eagle3", "mtp")
 HEADS = ("eagle3", "mtp")  # those that read what the model made of its tokens
@@ -143,12 +144,14 @@ class TransferConfig:
 
     kv_transfer_address: str | None = None  # HOST:PORT to listen on, by which others reach it; None: none are exchanged
     kv_transfer_secret: str = field(default="", repr=False)  # the engines' own, by which they know each other
+    kv_transfer_by: str = "tcp"  # one of WAYS; tcp: through shared memory on one machine
     kv_pull_seconds: float = 5.0  # after which what has not come is computed
     role: str = "both"  # one of ROLES: whether it computes prompts for others alone, or replies alone
 
     def __post_init__(self) -> None:
         address = self.kv_transfer_address
         _is(f"one of {', '.join(ROLES)}", "role", self.role, self.role in ROLES)
+        _one_of("kv_transfer_by", self.kv_transfer_by, WAYS)
         can = self.role == "both" or address is not None
         _is("both, without kv_transfer_address: no blocks are exchanged", "role", self.role, can)
         if address is not None:

@@ -84,13 +84,14 @@ def counting_engine(
     fingerprint: str = "counting",
     *,
     shares_memory: bool = True,
+    nixl: bool = False,
     **settings: Any,
 ) -> Iterator[Engine]:
     """Run a loop over a counting runner that exchanges blocks."""
     runner = CountingRunner(BLOCK)
     store = CountingStore(runner, BLOCK, fingerprint)
     clock = HandClock()
-    transfer = TcpTransfer(store, "127.0.0.1", 0, secret, clock, shares_memory=shares_memory)
+    transfer = TcpTransfer(store, "127.0.0.1", 0, secret, clock, shares_memory=shares_memory, nixl=nixl)
     loop, _ = counting_loop(num_blocks, runner=runner, transfer=transfer, clock=clock, block_size=BLOCK, **settings)
     try:
         yield Engine(loop, runner, store, transfer, clock)

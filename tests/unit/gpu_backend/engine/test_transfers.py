@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from gpu_backend.kv_transfer.leases import LEASE
 from gpu_backend.kv_transfer.memory import PREFIX, write_all
+from gpu_backend.kv_transfer.nixl import NixlAgent, NixlMemory
 from gpu_backend.kv_transfer.tcp import MOST_PULLS, TcpTransfer
 from gpu_backend.step.messages import Abort, Drain, Drained, Event, FinishReason, Generate
 from gpu_backend.step.transfer import RemoteBlocks
@@ -23,15 +25,23 @@ from tests.support.kv_transfer import BLOCK, Engine, Wire, counting_engine, deco
 PROMPT = tuple(range(1, 31))  # seven full blocks and two tokens
 
 
-EITHER_WAY = pytest.mark.parametrize("engines", [True, False], ids=["in memory", "over TCP"], indirect=True)
+WITHOUT_NIXL = pytest.mark.skipif(find_spec("nixl") is None, reason="SKIPPED: pip install 'tollgate[nixl]'")
+NIXL = pytest.param("nixl", marks=WITHOUT_NIXL, id="by NIXL")
+EITHER_WAY = pytest.mark.parametrize(
+    "engines", [pytest.param("memory", id="in memory"), pytest.param("tcp", id="over TCP"), NIXL], indirect=True
+)
 
 
 @pytest.fixture
 def engines(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
-    """Two engines of one machine; the test may say that they share no memory."""
-    shares_memory = getattr(request, "param", True)
-    with counting_engine() as prefiller, counting_engine(shares_memory=shares_memory) as decoder:
+    """Two engines of one machine; the test may say by which way blocks come."""
+    way = getattr(request, "param", "memory")
+    with counting_engine(nixl=way == "nixl") as prefiller, counting_engine(**way_of(way)) as decoder:
         yield prefiller, decoder
+
+
+def way_of(way: str) -> dict[str, bool]:
+    return {"shares_memory": way == "memory", "nixl": way == "nixl"}
 
 
 def expect_answer(answers: dict[tuple[str, int], Answer], name: str = "a", prompt: tuple[int, ...] = PROMPT) -> None:
@@ -69,7 +79,7 @@ def test_a_decoder_computes_only_what_does_not_come(engines: tuple[Engine, Engin
     expect_answer(answers)
     assert decoder.runner.plans[0].num_tokens == 2
     assert decoder.counters["kv_blocks_pulled"] == 7
-    assert decoder.counters["kv_blocks_shared"] == (7 if decoder.transfer._shares_memory else 0)
+    assert decoder.counters["kv_blocks_shared"] == (0 if is_plain(decoder) else 7)
     until(prefiller.loop.has_work)
     step(prefiller.loop, {})
     assert prefiller.loop.blocks.num_in_use == decoder.loop.blocks.num_in_use == 0
@@ -208,6 +218,63 @@ def test_memory_that_is_written_wrongly_changes_no_answer(
     expect_nothing_held(prefiller)
 
 
+@WITHOUT_NIXL
+@pytest.mark.parametrize("wrong", ["agent", "address", "bytes"])
+def test_what_nixl_reads_wrongly_changes_no_answer(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an engine that is not there, of memory that it did not register, or other bytes."""
+
+    def put(memory: NixlMemory, data: memoryview) -> dict[str, Any]:
+        there = put_rightly(memory, bytes(len(data)) if wrong == "bytes" else data)
+        return there | {"agent": {"agent": "bm8gYWdlbnQ="}, "address": {"address": 4096}, "bytes": {}}[wrong]
+
+    put_rightly = NixlMemory.put
+    monkeypatch.setattr(NixlMemory, "put", put)
+    with counting_engine(nixl=True) as prefiller, counting_engine(nixl=True) as decoder:
+        remote = prefill(prefiller.loop, greedy("a", PROMPT))
+
+        expect_answer(decode(decoder.loop, [greedy("a", PROMPT, remote=remote)]))
+
+        assert decoder.counters["kv_blocks_pulled"] == 0 and decoder.counters["kv_pulls_failed"] == 1
+        expect_nothing_held(prefiller)
+
+
+@WITHOUT_NIXL
+@pytest.mark.parametrize("has_it", [True, False])
+def test_an_engine_without_nixl_is_spoken_to_over_the_connection(has_it: bool) -> None:
+    """Whichever of the two has it."""
+    with counting_engine(nixl=has_it) as prefiller, counting_engine(nixl=not has_it, shares_memory=False) as decoder:
+        remote = prefill(prefiller.loop, greedy("a", PROMPT))
+
+        expect_answer(decode(decoder.loop, [greedy("a", PROMPT, remote=remote)]))
+
+        assert (decoder.counters["kv_blocks_pulled"], decoder.counters["kv_blocks_shared"]) == (7, 0)
+
+
+@WITHOUT_NIXL
+def test_a_read_that_never_ends_holds_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is kept for as long as something may be written there; after too many, blocks come without NIXL."""
+    monkeypatch.setattr("gpu_backend.kv_transfer.nixl.PATIENCE", 0.05)
+    monkeypatch.setattr("gpu_backend.kv_transfer.nixl.MOST_LATE", 2)
+    ends = [False]
+    monkeypatch.setattr(NixlAgent, "state_of", lambda *_: "DONE" if ends[0] else "PROC")
+    with counting_engine(nixl=True) as prefiller, counting_engine(nixl=True) as decoder:
+
+        def ask(first: int) -> tuple[float, float]:
+            asked = greedy(f"r{first}", (first, *PROMPT))
+            expect_answer(
+                decode(decoder.loop, [replace(asked, remote=prefill(prefiller.loop, asked))]),
+                asked.request_id,
+                (first, *PROMPT),
+            )
+            return decoder.counters["kv_blocks_pulled"], decoder.counters["kv_pulls_failed"]
+
+        counts = [ask(first) for first in (101, 102, 103)]
+        ends[0] = True
+        counts.append(ask(104))
+
+    assert counts == [(0, 1), (0, 2), (7, 2), (14, 2)]
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
 def test_others_go_on_while_a_wire_is_silent(
     share: float, engines: tuple[Engine, Engine], caplog: pytest.LogCaptureFixture
@@ -235,10 +302,19 @@ def test_others_go_on_while_a_wire_is_silent(
     expect_nothing_held(prefiller)
 
 
+def is_plain(engine: Engine) -> bool:
+    """Whether its blocks come over the connection."""
+    return not engine.transfer._shares_memory and engine.transfer._nixl is None
+
+
 def bytes_of_a_transfer(like: Engine) -> int:
     """Count what a prefiller sends over the connection, all in all."""
+    by_nixl = like.transfer._nixl is not None
     shares_memory = like.transfer._shares_memory
-    with counting_engine() as prefiller, counting_engine(shares_memory=shares_memory) as decoder:
+    with (
+        counting_engine(nixl=by_nixl) as prefiller,
+        counting_engine(shares_memory=shares_memory, nixl=by_nixl) as decoder,
+    ):
         with Wire(prefill(prefiller.loop, greedy("a", PROMPT))) as wire:
             decode(decoder.loop, [greedy("a", PROMPT, remote=wire.remote)])
             assert decoder.counters["kv_blocks_pulled"] == 7
