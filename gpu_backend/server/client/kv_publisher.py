@@ -52,7 +52,7 @@ class KvPublisher:
         self._events.setsockopt(zmq.SNDHWM, config.hwm)
         self._replays = self._context.socket(zmq.ROUTER)
         self._replays.setsockopt(zmq.SNDHWM, config.buffer_steps + 2)  # a whole answer, which is sent at once
-        bound = {}
+        bound: dict[str, Any] = {}
         for name, socket in (("endpoint", self._events), ("replay_endpoint", self._replays)):
             socket.setsockopt(zmq.LINGER, LINGER)
             address = getattr(config, name)
