@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from billing.core.holds import Hold, Settlement
-from billing.core.records import CHARGED, Served, UsageRecord, usage_of
+from billing.core.records import CHARGED, Served, Status, UsageRecord, usage_of
 from billing.journal.journal import Journal
 from billing.quotas.quotas import Quotas
+from gateway.calls.call import Call, record_for
 from protocol.usage import Usage
+from router.catalog.targets import Route
 from router.prompt_size.prompt_bounds import PromptBound
 
 NOTHING = Settlement(Usage(), 0)
@@ -48,6 +50,12 @@ class CallAccounting:
         """Enter the call into the journal, before an upstream receives it. Raises JournalFull."""
         self._journal.opened(record)
         self.opened = record
+
+    def enter(self, call: Call, route: Route, lost: Status) -> None:
+        """Enter a call into the journal as the first upstream is asked, once. ``lost``: how it ends should this process
+        die. Raises JournalFull."""
+        if self.opened is None:
+            self.open(record_for(call, self.hold, route, route.targets[0], lost))
 
     def follow(self, count: Callable[[], Settlement], served: Callable[[], Served | None]) -> None:
         """Ask ``count`` what was used so far and ``served`` by which target, where that is not the one the call was

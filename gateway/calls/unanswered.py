@@ -6,15 +6,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from billing.core.errors import RateLimited
 from gateway.calls.call import Call
 from gateway.upstreams.resilience.keys import TargetAway
-from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamFailure, UpstreamRefused
+from gateway.upstreams.wire.errors import LONGEST_TOLD, UpstreamFailure, UpstreamRefused
 from protocol.errors import Overloaded, ServiceError
 from router.catalog.targets import Target
 
-LONGEST_WAIT = 60  # seconds that a client is told to wait, at the most
-
 Tried = tuple[Target, UpstreamFailure | TargetAway]
+
+
+class AllLimited(RateLimited, status=429, code="rate_limit_exceeded"):
+    """Every key that a call could be sent with has met its upstream's limit: no upstream was asked."""
 
 
 def told_of_all(call: Call, tried: Sequence[Tried], failure: UpstreamFailure) -> UpstreamFailure:
@@ -31,10 +34,10 @@ def none_may_be_asked(call: Call, tried: Sequence[Tried]) -> ServiceError:
     """Return the honest answer when no target may be asked: the rate limit of all of them, or 503."""
     aways = [why for _, why in tried if isinstance(why, TargetAway)]
     soonest = min((away.retry_in for away in aways), default=1.0)
-    wait = max(1, math.ceil(min(soonest, LONGEST_WAIT)))
+    wait = max(1, math.ceil(min(soonest, LONGEST_TOLD)))
     words = f"No model can be asked now. {_why_each(call, tried)} Try again later."
     if aways and all(away.is_busy for away in aways):
-        return UpstreamBusy(words, retry_after=wait)
+        return AllLimited(words, headers={"retry-after": str(wait)})
     return Overloaded(words, retry_after=wait)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from billing.core.records import Status
 from gateway.cache.cached_answers import AnswerCache, Looked
 from gateway.calls.accounting import CallAccounting
 from gateway.calls.answering import Answering
-from gateway.calls.call import Call, record_for
+from gateway.calls.call import Call
 from gateway.calls.early_leaves import EarlyLeaves
 from gateway.calls.hooks import NO_HOOK, HookMaker, KeepEnding
 from gateway.contents.store import ContentStore
@@ -149,14 +150,12 @@ class Inference(Struct, eq=False):
         kept = None if looked is None else looked.kept
         if kept is None:
             call, account = await self.admission.admit(call, turn.route)
-            # Breakers may have opened while it waited. What is not in the journal yet leaves no row.
-            if (away := self.dispatcher.refusal(call, turn.route)) is not None:
-                self.admission.settle(account)
-                raise away
         else:
             account = await self.admission.admit_free(call)
         log = AttemptLog(turn.waited, call.without_room.values())
-        context = self.dispatcher.begin(call, turn.route, log, account.prompt)
+        lost = Status.SUPERSEDED if call.is_batch_item else Status.FAILED  # should this process die
+        enter = partial(account.enter, call, turn.route, lost)
+        context = self.dispatcher.begin(call, turn.route, log, account.prompt, enter)
 
         def send() -> Awaitable[Answering]:
             if kept is not None:
@@ -166,8 +165,6 @@ class Inference(Struct, eq=False):
             return self.dispatcher.try_targets(context, turn.slot)
 
         try:
-            lost = Status.SUPERSEDED if call.is_batch_item else Status.FAILED  # should this process die
-            account.open(record_for(call, account.hold, turn.route, turn.route.targets[0], lost))
             client.note_admitted()
             answering = await (send() if check is None else check.send_and_judge(send))
         except BaseException as exc:

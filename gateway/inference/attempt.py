@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -95,7 +95,8 @@ class AttemptLog:
 
 class AttemptContext(Struct, frozen=True, eq=False):
     """What all attempts of one call share: what is asked along which route, until when, on which budget its extra
-    attempts are, what was tried so far, and what of the reply is there already."""
+    attempts are, what was tried so far, and what of the reply is there already. ``enter`` writes the call down before
+    an upstream hears of it, once."""
 
     call: Call
     route: Route
@@ -104,6 +105,7 @@ class AttemptContext(Struct, frozen=True, eq=False):
     budget: RetryBudget
     resume: Resume | None = None
     prompt: PromptBound | None = None
+    enter: Callable[[], None] = lambda: None
 
 
 def asking_of(

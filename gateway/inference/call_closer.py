@@ -62,7 +62,11 @@ class CallCloser(Struct, eq=False):
 
     def close_unanswered(self, context: AttemptContext, account: CallAccounting, status: Status) -> None:
         """Close the account of a call that no target answered, whose client left first (``INTERRUPTED``), or that is
-        forbidden. All but the second cost nothing."""
+        forbidden. All but the second cost nothing; one that no upstream heard of leaves no row, unless it is
+        forbidden."""
+        if account.opened is None and status is not Status.BLOCKED:
+            self._admission.settle(account)
+            return
         call, route, log = context.call, context.route, context.log
         target = route.targets[0]
         if log.attempts:
@@ -75,6 +79,7 @@ class CallCloser(Struct, eq=False):
         )
         if status is Status.INTERRUPTED:
             record = self._with_prompt(context, target, record, account.prompt)
+        account.opened = account.opened or record
         account.close(record)
         if self._contents.keeps(call):
             self._contents.add(gathered(call, record.status))

@@ -70,11 +70,18 @@ class Dispatcher(Struct, eq=False):
     _first_tokens: FirstTokens
     _clock: Clock
 
-    def begin(self, call: Call, route: Route, log: AttemptLog, prompt: PromptBound | None = None) -> AttemptContext:
+    def begin(
+        self,
+        call: Call,
+        route: Route,
+        log: AttemptLog,
+        prompt: PromptBound | None = None,
+        enter: Callable[[], None] = lambda: None,
+    ) -> AttemptContext:
         """Return what the attempts of a call share. ``prompt``: what its hold covers of it."""
         first = self._providers.settings(route.targets[0].model.provider)
         deadline = Deadline(call.started + first.timeouts.total)
-        return AttemptContext(call, route, log, deadline, self._budgets.of(first), prompt=prompt)
+        return AttemptContext(call, route, log, deadline, self._budgets.of(first), prompt=prompt, enter=enter)
 
     def go_on(
         self, context: AttemptContext, route: Route, provider: ProviderSettings, resume: Resume
@@ -103,6 +110,7 @@ class Dispatcher(Struct, eq=False):
 
     async def give_kept(self, context: AttemptContext, kept: KeptAnswer) -> Answering:
         """Return what the cache has in the place of the first target's answer."""
+        context.enter()
         target = context.route.targets[0]
         context.log.add(target, CACHED, 0.0)
         return answering_of(kept, target, self._providers.settings(target.model.provider))
@@ -114,7 +122,7 @@ class Dispatcher(Struct, eq=False):
 
         ``first_slot`` is held at the first of them, unless there is a ``failure``: what became of the call before.
         Raises the last UpstreamFailure when none answers, which then tells of all; without any, Overloaded or
-        UpstreamBusy: no target may be asked.
+        AllLimited: no target may be asked.
         """
         if failure is None:  # else it goes on with a reply that broke: one call, counted once
             context.budget.deposit(self._clock.monotonic())
@@ -232,7 +240,8 @@ class Dispatcher(Struct, eq=False):
         return pause
 
     async def _send_once(self, context: AttemptContext, target: Target, permit: Permit, quirks: Quirks) -> Answering:
-        """Ask one target and wait for its first token, or for its whole reply. Raises UpstreamFailure."""
+        """Ask one target and wait for its first token, or its whole reply. Raises UpstreamFailure, or JournalFull."""
+        context.enter()
         call = context.call
         provider = self._providers.settings(target.model.provider)
         streams = streams_from(call, provider)

@@ -8,6 +8,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 from billing.core.records import HEDGE, HEDGE_LOST, Attempt, Status
 from gateway.calls.accounting import CallAccounting
 from gateway.calls.answering import Answering
-from gateway.calls.call import Call, record_for
+from gateway.calls.call import Call
 from gateway.core.clock import Clock
 from gateway.core.settings import HedgeSettings
 from gateway.inference.admission import Admission
@@ -138,14 +139,14 @@ class Hedger(Struct, eq=False):
                 return None
             if not context.budget.take_move(self._clock.monotonic()):
                 raise Overloaded("The retry budget is spent.")
-            own.open(record_for(call, own.hold, both, target, Status.FAILED))
         except ServiceError:  # the first attempt goes on alone
             self._count(target, "no_room")
             if own is not None:
                 self._admission.settle(own)
             return None
         context.log.is_hedged = True
-        alone = replace(context, route=replace(route, targets=(target,)), log=AttemptLog())
+        enter = partial(own.enter, call, both, Status.FAILED)
+        alone = replace(context, route=replace(route, targets=(target,)), log=AttemptLog(), enter=enter)
         answer = asyncio.ensure_future(self._dispatcher.try_beside(alone))
         return Second(replace(alone, call=call, route=both), alone.log, own, answer)
 

@@ -22,12 +22,12 @@ from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.keys import TargetAway
+from gateway.upstreams.wire.errors import LONGEST_TOLD
 from protocol.errors import Overloaded
 from router.catalog.targets import HEALTHY, Route, Target, TargetHealth, Tier
 from router.replicas import VersionShare, by_beginning, by_version
 
 PACE = 0.05  # seconds between the turns at a target that has just rested: all at once would be its next 429
-LONGEST_TOLD = 60  # seconds that a client is told to stay away, at the most
 FULL = TargetHealth(is_full=True)
 ONE_VERSION: Mapping[str, VersionShare] = {}
 

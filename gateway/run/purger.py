@@ -39,8 +39,9 @@ class Purger:
     async def run(self) -> None:
         """Make a round every minute."""
         while True:
+            began = self._clock.monotonic()
             await self.purge_once()
-            await asyncio.sleep(PURGE_EVERY)
+            await asyncio.sleep(max(0.0, began + PURGE_EVERY - self._clock.monotonic()))
 
     async def purge_once(self) -> None:
         """Erase a part of what is past its time. What fails holds up nothing else."""

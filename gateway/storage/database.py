@@ -22,6 +22,7 @@ COMMAND_TIMEOUT = 10.0  # seconds, for one statement as the client sees it
 POOL_TIMEOUT = 3.0  # seconds to wait for a free connection
 ANSWERS_WITHIN = 2.0  # seconds for the question whether Postgres answers, asked
 SILENT_FOR = 1.0  # seconds after Postgres last gave a sign of life
+PURGE_WITHIN = 15.0  # seconds after which rows that are left wait for the next round: so do what else is to be erased
 
 # What is committed is freed from the journal: a killed server must still know it.
 SETTINGS = {
@@ -77,9 +78,10 @@ class Database:
         return self._begin(self._at_once, is_greeted=False)
 
     async def purge(self, statement: TextClause, at_once: int, **values: Any) -> int:
-        """Drop rows by a statement with ``:limit``, so many in a transaction, until fewer are left; return how many."""
-        purged, count = 0, at_once
-        while count >= at_once:
+        """Drop rows by a statement with ``:limit``, so many in a transaction, until fewer are left or it has had its
+        time; return how many. Of processes that do it at once each may end early: the next round finds what is left."""
+        purged, count, until = 0, at_once, time.monotonic() + PURGE_WITHIN
+        while count >= at_once and (not purged or time.monotonic() < until):
             async with self.begin() as connection:
                 count = (await connection.execute(statement, {**values, "limit": at_once})).rowcount
             purged += count

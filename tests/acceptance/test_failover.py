@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from msgspec.structs import replace
+from redis import Redis
 
 from gateway.core.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
 from router.catalog.targets import Endpoint
@@ -92,6 +93,15 @@ def _quiet(front: House, regions: tuple[ScriptedUpstream, ScriptedUpstream]) -> 
 def ask(house: House, key: str | None = None, **more: Any) -> httpx.Response:
     with house.client(key) as client:
         return client.post("/v1/chat/completions", json={**ASK, **more})
+
+
+def found_of(house: House, answer: httpx.Response) -> tuple[dict[str, Any], int]:
+    """Return a call as it is listed, and the status of the question for its row."""
+    request_id = answer.headers["x-request-id"]
+    with house.client(house.admin_key) as admin:
+        until(lambda: admin.get(f"/admin/calls/{request_id}").status_code == 200)
+        call = admin.get(f"/admin/calls/{request_id}").json()
+        return call, admin.get(f"/admin/usage-records/{request_id}").status_code
 
 
 def breaker_of(house: House, region: str, model: str = "small", provider: str = "upstream") -> dict[str, Any]:
@@ -237,6 +247,31 @@ def test_a_probe_that_fails_costs_its_caller_nothing(front: House, us: ScriptedU
     assert breaker_of(front, "us", "brisk", "brisk")["state"] != "closed"
 
 
+def test_a_call_whose_probes_are_all_elsewhere_is_refused(
+    front: House, us: ScriptedUpstream, eu: ScriptedUpstream
+) -> None:
+    """That is found out after its hold: no upstream has heard of it, so it has no row, and is listed with why."""
+    us.script("500")
+    eu.script("500")
+    while ask(front, model="brisk").status_code != 503:
+        pass
+    time.sleep(BRISK.open_for)
+    with Redis.from_url(front.settings.redis_url) as redis:
+        for region in ("us", "eu"):
+            probes = f"tollgate:{{breakers}}:p:{breaker_of(front, region, 'brisk', 'brisk')['id']}"
+            redis.zadd(probes, {"of another gateway": time.time() + 60})
+    asked = len(us.requests) + len(eu.requests)
+    refused = ask(front, model="brisk")
+    told, row = found_of(front, refused)
+
+    assert refused.status_code == 503 and "all probes are out" in refused.json()["error"]["message"]
+    assert (told["status"], told["code"], told["message"], row) == (
+        *("refused", "overloaded"),
+        *(refused.json()["error"]["message"], 404),
+    )
+    assert len(us.requests) + len(eu.requests) == asked
+
+
 def test_one_teams_giant_prompts_do_not_close_an_endpoint(front: House, us: ScriptedUpstream) -> None:
     """A team whose prompts are too much for a region finds its answers in the other; small prompts still go there."""
     us.script("500")
@@ -279,13 +314,16 @@ def test_a_key_that_is_known_to_be_empty_is_not_asked(front: House, us: Scripted
 
 
 def test_when_all_are_limited_the_limit_passes(front: House, eu: ScriptedUpstream) -> None:
-    """No target left: 429 with what is left of retry-after, and nobody asks the upstream again."""
-    eu.script("429,retry_after=30")
+    """No target left: 429 with what is left of retry-after, a minute at the most, as a refusal, and nobody asks the
+    upstream again."""
+    eu.script("429,retry_after=7200")
     first, second = ask(front, model="spare"), ask(front, model="spare")
+    told, row = found_of(front, second)
 
     assert (first.status_code, second.status_code) == (429, 429)
-    assert second.json()["error"]["code"] == "rate_limit_exceeded"
-    assert 25 <= int(second.headers["retry-after"]) <= 30
+    assert first.headers["retry-after"] == "60" and 55 <= int(second.headers["retry-after"]) <= 60
+    assert (told["status"], told["code"], row) == ("refused", "rate_limit_exceeded", 404)
+    assert told["message"] == second.json()["error"]["message"]
     assert len(eu.requests) == 1
 
 

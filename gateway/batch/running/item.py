@@ -22,6 +22,7 @@ from gateway.batch.finishing import ItemResult, failed_result
 from gateway.batch.results import error_of, response_of
 from gateway.calls.call import Call
 from gateway.calls.hooks import Ending, KeepEnding
+from gateway.calls.unanswered import AllLimited
 from gateway.core.clock import Clock
 from gateway.core.errors import CallTakenOver, ContentPolicyViolation, ContentUnchecked, TeamSuspended
 from gateway.core.principals import Caller
@@ -39,11 +40,11 @@ from router.catalog.targets import Target, Tier
 
 MOST_TRIES = 6  # of an upstream, before its failure is what the line says
 LONGEST_PAUSE = 60.0  # seconds between two tries
-UNCHECKED_PAUSE = 15.0  # seconds, while the external checker fails: every try writes a usage record
+UNCHECKED_PAUSE = 15.0  # seconds, while the external checker fails
 BELIEVED = 2.0  # seconds for which what was read of a caller holds
 MOST_ALONE = 3  # losses of an item that ran alone
 
-CONGESTED = (UpstreamBusy, UpstreamFull, UpstreamTimeout, Overloaded)
+CONGESTED = (AllLimited, UpstreamBusy, UpstreamFull, UpstreamTimeout, Overloaded)
 
 # Stores how an item ended; False when another worker has it now.
 Store = Callable[[ItemResult], Awaitable[bool]]

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 
 from protocol.errors import ServiceError
 
+LONGEST_TOLD = 60  # seconds that a client is told to wait, at the most: another key, or another endpoint, may take it
+
 
 class UpstreamFailure(ServiceError):
     """An upstream did not give an answer. ``outcome`` is the word for metrics and the attempt's record.
@@ -40,7 +42,7 @@ class UpstreamFailure(ServiceError):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         if self.tells_wait:
-            wait = 1 if retry_after is None else max(1, -int(-retry_after // 1))
+            wait = 1 if retry_after is None else min(LONGEST_TOLD, max(1, -int(-retry_after // 1)))
             headers = {"retry-after": str(wait)} | dict(headers or {})
         super().__init__(message, status=status, type=type, code=code, param=param, headers=headers)
         self.outcome = outcome or self.outcome

@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 
 from gateway.calls.call import Call
 from gateway.calls.remote_prefill import RemotePrefills
+from gateway.calls.unanswered import AllLimited
 from gateway.core.background import Background
 from gateway.core.principals import Caller, Team
 from gateway.core.settings import BreakerPolicy, ProviderSettings, QueueSettings, Retries
@@ -228,7 +229,7 @@ async def test_limits_of_all_keys_are_passed_on_unasked() -> None:
     scene.clock.move(4.1)
 
     assert first == ("rate_limit_exceeded", ["rate_limited"] * 5)
-    assert isinstance(away, UpstreamBusy) and away.headers["retry-after"] == "4"
+    assert isinstance(away, AllLimited) and away.headers["retry-after"] == "4"
     assert scene.dispatcher.refusal(scene.call(), scene.route) is None
 
 

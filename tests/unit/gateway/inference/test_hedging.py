@@ -91,7 +91,7 @@ class Parts:
     async def admit_beside(self, named: Call, *_: Any) -> Any:
         await self.room.wait()
         request = HoldRequest(request_id=named.request_id, team_id="a", scopes=(), legs=())
-        self.held.append(SimpleNamespace(hold=Hold(request=request), open=lambda record: None))
+        self.held.append(SimpleNamespace(hold=Hold(request=request), enter=lambda *_: None))
         return self.held[-1]
 
     def settle(self, account: Any) -> None:
