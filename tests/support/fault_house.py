@@ -147,6 +147,15 @@ class FaultHouse:
         downtimes = self.gateways[attempt.gateway].downtimes
         return any(killed < attempt.ended + RIGHT_AFTER and attempt.started < back for killed, back in downtimes)
 
+    def processor_wait(self, gateway: int) -> float:
+        """Return the seconds that a gateway has waited for a processor so far."""
+        service = self.gateways[gateway]
+        try:
+            stat = Path(f"/proc/{service.pid}/schedstat").read_text() if service.is_running else "0 0"
+        except OSError:  # it was killed meanwhile
+            return 0.0
+        return int(stat.split()[1]) / 1e9
+
     def new_log_lines(self) -> list[str]:
         """Return what the services have logged since this was last asked."""
         found = []

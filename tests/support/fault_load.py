@@ -36,6 +36,7 @@ MODELS = {
     "stored": 3,
 }
 REPLIES = 3
+STATUSES = {"overloaded": 503, "rate_limit_exceeded": 429, "insufficient_quota": 429}  # that refusals have, by code
 QUESTIONS = 3  # that are asked again and again of "kept"
 
 
@@ -44,8 +45,8 @@ class Seen(StrEnum):
 
     ANSWERED = "answered"  # the whole body, or [DONE]
     INTERRUPTED = "interrupted"  # a stream that ended with an error chunk
-    FAILED = "failed"  # 502 or 504: an upstream was asked in vain
-    REFUSED = "refused"  # any other status but 200
+    FAILED = "failed"  # 502 or 504: an upstream was asked in vain; or that alone in a stream, after comments
+    REFUSED = "refused"  # any other status but 200; or that alone in a stream
     LEFT = "left"  # the client had enough
     LOST = "lost"  # the connection broke, or there was none
     MUTE = "mute"  # a regular end without [DONE] and without an error: never
@@ -85,6 +86,7 @@ class Attempt:
     error: str = ""
     seen: Seen = Seen.HUNG
     response_id: str | None = None  # of a response that is said to be stored
+    starved: float = 0.0  # seconds that its gateway waited for a processor
 
 
 @dataclass
@@ -96,6 +98,7 @@ class Load:
     seed: str
     clients: int
     attempts: list[Attempt] = field(default_factory=list)
+    waited: Callable[[int], float] = lambda _: 0.0  # seconds that a gateway has waited for a processor so far
     on_done: Callable[[Attempt], None] = lambda _: None  # called, in our thread, when a client has read [DONE]
 
     def __enter__(self) -> Self:
@@ -149,6 +152,7 @@ class Load:
 
     async def _try(self, session: aiohttp.ClientSession, attempt: Attempt) -> None:
         self.attempts.append(attempt)
+        before = self.waited(attempt.gateway)
         try:
             async with asyncio.timeout(BOUND):
                 await self._call(session, attempt)
@@ -157,6 +161,7 @@ class Load:
         except (aiohttp.ClientError, OSError) as exc:
             attempt.seen, attempt.error = Seen.LOST, repr(exc)
         attempt.ended = time.monotonic()
+        attempt.starved = self.waited(attempt.gateway) - before
 
     def _draw(self, dice: random.Random) -> Attempt:
         streams = dice.random() < 0.6
@@ -235,6 +240,10 @@ class Load:
                     return
             elif "error" in chunk or chunk.get("type") == "error":
                 attempt.seen, attempt.error = Seen.INTERRUPTED, line.decode()
+                told = chunk.get("error", chunk)
+                if lines == 1:  # a comment had begun the stream, no upstream
+                    attempt.seen = Seen.FAILED if "model" in told else Seen.REFUSED
+                    attempt.status = STATUSES.get(told["code"], attempt.status)
             elif "type" in chunk:
                 attempt.tokens += chunk["type"] == "response.output_text.delta"
             elif chunk["choices"]:
