@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Raw, Struct
 
 from protocol.chat import FinishReason, NativeEnd, Spoken
+from protocol.media.images import StreamedPicture
 from protocol.messages import ServerBlock
 from protocol.usage import Usage
 
@@ -44,13 +45,14 @@ class Delta(Struct, frozen=True, tag="delta"):
     told: dict[str, Raw] | None = None  # the event of a response that said so, where its upstream speaks that API
     used: Usage | None = None  # by a call of a tool of the upstream's, so far, as such events tell
     spoken: Spoken | None = None  # of an answer by voice, whose transcript is the text
+    picture: StreamedPicture | None = None
 
     @property
     def has_content(self) -> bool:
         """Whether this is a first token, or a call of a tool of the upstream's: a role alone, a ping or a comment is
         not."""
         said = self.text or self.tool_calls or self.refusal or self.reasoning or self.redacted
-        if said or self.server_block or self.audio or self.used is not None:
+        if said or self.server_block or self.audio or self.used is not None or self.picture is not None:
             return True
         return self.spoken is not None and self.spoken.data != ""
 

@@ -37,7 +37,7 @@ from protocol.chat import ChatReply
 from protocol.completions import CompletionReply
 from protocol.embeddings import EmbeddingReply, RerankReply
 from protocol.events import Delta
-from protocol.inference import WholeReply
+from protocol.inference import MediaRequest, WholeReply
 from protocol.media.audio import TranscriptionReply
 from protocol.media.images import ImageReply
 from protocol.serving.off_loop import in_parallel, off_loop
@@ -80,8 +80,10 @@ class AnswerCache:
     def takes(self, call: Call) -> bool:
         """Whether a call goes by the cache: its caller says so, its key, or the name that it asks for."""
         use = call.cache or self._uses.get(call.request.model)
-        if use is None or use == "off" or call.is_internal or not self._settings.max_bytes or is_spoken(call.request):
-            return False  # an answer by voice is made anew each time
+        if use is None or use == "off" or call.is_internal or not self._settings.max_bytes:
+            return False
+        if is_spoken(call.request) or isinstance(call.request, MediaRequest):
+            return False  # made anew each time
         return use == "all" or is_repeatable(call)
 
     async def look(self, call: Call, route: Route) -> Looked:

@@ -13,6 +13,7 @@ from protocol.completions import CompletionReply
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
 from protocol.inference import WholeReply
 from protocol.media.audio import TranscriptionReply
+from protocol.media.images import ImageReply
 from protocol.messages import ServerBlock, TextBlock, ToolUseBlock
 from protocol.usage import Usage
 
@@ -26,6 +27,8 @@ def events_of(whole: WholeReply, usage: Usage | None) -> list[Event]:
                 events.append(Delta(used=used))
             for choice in choices:
                 events += _chat_deltas(choice)
+        case ImageReply(images=images):
+            events += [Delta(picture=each, finish_reason=FinishReason.STOP) for each in map(whole.streamed, images)]
         case TranscriptionReply(text):
             events.append(Delta(text=text, finish_reason=FinishReason.STOP))
         case CompletionReply(choices=texts):

@@ -16,6 +16,7 @@ from gateway.upstreams.registry import ProviderRegistry
 from protocol.chat import ChatRequest
 from protocol.errors import BadRequest, Overloaded, ServiceError
 from protocol.inference import Request
+from protocol.media.images import ImageEditRequest
 from protocol.serving.off_loop import off_loop
 from router.catalog.targets import Capability, Route, Target
 from router.prompt_size.pictures import images_of
@@ -48,7 +49,11 @@ class ImageUrls:
 
         Raises BadRequest where that is so of its first target, Overloaded while a name cannot be looked up.
         """
-        if not isinstance(request, ChatRequest) or Capability.VISION not in route.targets[0].model.capabilities:
+        if isinstance(request, ImageEditRequest):
+            may_lie = any(picture.url for picture in request.files)
+        else:
+            may_lie = isinstance(request, ChatRequest) and Capability.VISION in route.targets[0].model.capabilities
+        if not may_lie:
             return route
         inside = [target for target in route.targets if not is_outside(target, providers)]
         if not inside:
@@ -64,17 +69,17 @@ class ImageUrls:
             return replace(route, targets=left, left_out=told or None)
         return route
 
-    async def check(self, request: ChatRequest, size: int, team_id: str) -> None:
+    async def check(self, request: Request, size: int, team_id: str) -> None:
         """Refuse images that no self-hosted upstream may fetch. Raises BadRequest, Overloaded."""
         found = await off_loop(size, lambda: _addresses(request))
         if len(found) > MOST_HOSTS:
-            raise _bad(f"The images of a request lie at {MOST_HOSTS} hosts at the most")
+            raise _bad(f"The images of a request lie at {MOST_HOSTS} hosts at the most", request)
         try:
             await asyncio.gather(*(self._find(url, team_id) for url in found))
         except Unreachable as exc:
             if exc.may_pass:
                 raise Overloaded("An image's host could not be looked up. Try again, or send a data URL.") from None
-            raise _bad(f"The URL of an image {exc}") from None
+            raise _bad(f"The URL of an image {exc}", request) from None
 
     async def _find(self, url: CallbackUrl, team_id: str) -> None:
         place, now = (url.host, url.port), asyncio.get_running_loop().time()
@@ -100,23 +105,30 @@ def _is_known(base_url: str) -> bool:
     return parts.scheme == "https" and is_named
 
 
-def _addresses(request: ChatRequest) -> list[CallbackUrl]:
+def _addresses(request: Request) -> list[CallbackUrl]:
     """Return one URL of each place where images lie that do not come along. Raises BadRequest for one that is no https
     URL."""
     found: dict[tuple[str, int], CallbackUrl] = {}
-    for image in images_of(request):
-        if image.url[:5].lower() == "data:":
+    for said in _urls(request):
+        if not said or said[:5].lower() == "data:":
             continue
         try:
-            url = read_url(image.url, LONGEST)
+            url = read_url(said, LONGEST)
         except BadUrl as exc:
-            raise _bad(f"The URL of an image {exc}") from None
+            raise _bad(f"The URL of an image {exc}", request) from None
         if url.scheme != "https":
-            raise _bad("The URL of an image must begin with https://")
+            raise _bad("The URL of an image must begin with https://", request)
         found.setdefault((url.host, url.port), url)
     return list(found.values())
 
 
-def _bad(words: str) -> BadRequest:
+def _urls(request: Request) -> list[str]:
+    if isinstance(request, ImageEditRequest):
+        return [picture.url for picture in request.files]
+    return [image.url for image in images_of(request)] if isinstance(request, ChatRequest) else []
+
+
+def _bad(words: str, request: Request) -> BadRequest:
     right = "Send a public https URL, or the image itself as a data URL."
-    return BadRequest(f"{words}. {right}", param="messages", code="invalid_image_url")
+    param = "messages" if isinstance(request, ChatRequest) else "images"
+    return BadRequest(f"{words}. {right}", param=param, code="invalid_image_url")

@@ -21,7 +21,7 @@ from protocol.embeddings import EmbeddingReply, RerankReply
 from protocol.events import Delta
 from protocol.inference import WholeReply
 from protocol.media.audio import SpeechRequest, TranscriptionReply
-from protocol.media.images import ImageReply
+from protocol.media.images import ImageReply, ImageRequest
 
 LONGEST = 1024 * 1024  # bytes of a request, and characters of an answer, that are kept; of longer ones neither
 ROW, PIECE = 2_000, 64  # bytes of memory that a call takes, and each piece of a stream, beside what is said
@@ -89,7 +89,7 @@ class Keeper(ReplyHook):
     def __init__(self, call: Call, keep: Callable[[Gathered], None]) -> None:
         self._call, self._keep = call, keep
         self._answer: Collector | WholeReply | None = None
-        self._may_gather = not isinstance(call.request, SpeechRequest)
+        self._may_gather = not isinstance(call.request, SpeechRequest | ImageRequest)
         self._size = self._pieces = 0
 
     def delta(self, delta: Delta) -> Sequence[Delta]:

@@ -169,6 +169,7 @@ class ApiEndpoint(Struct, frozen=True, kw_only=True):
     has_memory: bool = False  # what it answers may be stored, and gone on from
     is_for_batches: bool
     files: Mapping[str, int] = {}  # a body is multipart/form-data: its fields that bring files, and how many each does
+    takes_json: bool = False  # or JSON, with data URLs in their place
     route_field: str | None  # of a body, by which /v1/route tells that it is of this endpoint; None: it takes none
     route_signs: frozenset[str] = frozenset()  # other fields, each of which tells it from endpoints of the same one
 

@@ -7,6 +7,7 @@ import base64
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from billing.core.money import to_text
 from gateway.dialects.checks import check_tags, require, require_between, require_short
@@ -26,9 +27,11 @@ from protocol.media.audio import (
 from protocol.media.images import (
     MOST_EDITED,
     MOST_IMAGES,
+    MOST_PARTIAL,
     ImageEditRequest,
     ImageReply,
     ImageRequest,
+    StreamedPicture,
 )
 from protocol.sse import encode_event
 from protocol.usage import Usage
@@ -51,13 +54,52 @@ def check_images(request: ImageRequest) -> None:
     require_short(request.prompt, LONGEST_PROMPT, "prompt")
     require_between(request.n, 1, MOST_IMAGES, "n")
     require_between(request.output_compression, 0, 100, "output_compression")
-    require(not request.stream, "stream", "Pictures come whole here: leave 'stream' out.")
-    require(not request.partial_images, "partial_images", "Pictures come whole here: leave 'partial_images' out.")
+    require(not request.stream or request.number == 1, "n", "A stream is of one picture: leave 'n' out, or 'stream'.")
+    require_between(request.partial_images, 0, MOST_PARTIAL, "partial_images")
+    words = "What is not whole yet comes in a stream alone: send 'stream': true, or leave 'partial_images' out."
+    require(request.stream or not request.partial_images, "partial_images", words)
     check_tags(request)
 
 
+def check_edit(request: ImageEditRequest) -> None:
+    """Refuse what OpenAI's API would of an edit, once it had all of it. Raises BadRequest."""
+    check_images(request)
+    require(request.mask is None or request.markup is None, "markup", "Send 'mask' or 'markup', not both.")
+    first = request.image[0].pixels
+    for name, drawn in (("mask", request.mask), ("markup", request.markup)):
+        if first and drawn is not None and drawn.pixels:  # a camera's picture may lie on its side
+            sizes = " × ".join(map(str, drawn.pixels)), " × ".join(map(str, first))
+            words = f"'{name}' is {sizes[0]} pixels large: it must be as large as the first picture, {sizes[1]}."
+            require(sorted(drawn.pixels) == sorted(first), name, words)
+
+
 class ImageWriter(WholeWriter):
-    """Writes pictures."""
+    """Writes pictures: all at once, or one as it becomes whole."""
+
+    _whole: StreamedPicture | None = None
+
+    def pieces(self, reply: ReplyFacts, events: list[Event]) -> bytes:
+        """Return the events for pictures that came together; the whole one goes with what it took."""
+        out = []
+        for event in events:
+            match event:
+                case Delta(picture=StreamedPicture(partial_image_index=None) as picture):
+                    self._whole = picture
+                case Delta(picture=StreamedPicture() as picture):
+                    out.append(self._event("partial_image", picture))
+                case UsageReport(usage) if self._whole is not None:
+                    told = {"model_used": reply.target.model.name, "usage": _picture_usage(reply, usage)}
+                    out.append(self._event("completed", self._whole, **told))
+        return b"".join(out)
+
+    def error(self, error: ServiceError) -> bytes:
+        """Return the event that tells of a broken reply."""
+        return _event({"type": "error", **error.body()})
+
+    def _event(self, what: str, picture: StreamedPicture, **more: Any) -> bytes:
+        kind = "image_edit" if isinstance(self._request, ImageEditRequest) else "image_generation"
+        said = {name: value for name, value in msgspec.structs.asdict(picture).items() if value not in (None, Raw())}
+        return _event({"type": f"{kind}.{what}", "created_at": self._created, **said, **more})
 
     def whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> bytes:
         """Return the pictures, what the upstream says of them, and what they cost."""
@@ -69,15 +111,15 @@ class ImageWriter(WholeWriter):
                 "data": told.pop("images"),
                 **{name: value for name, value in told.items() if value is not None},
                 "model_used": reply.target.model.name,
-                "usage": {
-                    "input_tokens_details": {
-                        "text_tokens": usage.input_tokens - usage.image_input_tokens,
-                        "image_tokens": usage.image_input_tokens,
-                    },
-                    **_tokens(reply, usage),
-                },
+                "usage": _picture_usage(reply, usage),
             }
         )
+
+
+def _picture_usage(reply: ReplyFacts, usage: Usage) -> dict[str, Any]:
+    seen = usage.image_input_tokens
+    details = {"text_tokens": usage.input_tokens - seen, "image_tokens": seen}
+    return {"input_tokens_details": details, **_tokens(reply, usage)}
 
 
 PICTURES = ApiEndpoint(
@@ -100,11 +142,13 @@ EDITS = ApiEndpoint(
     name="images.edits",
     operation="edit_image",
     summary="Edit pictures",
-    description="Return pictures made of up to 16 others as the prompt says, in base64 or where they lie.",
+    description="Return pictures made of up to 16 others as the prompt says, in base64 or where they lie. JSON, with "
+    "`images` and `mask` as `image_url`, is taken in the form's place.",
     body_type=ImageEditRequest,
-    check=check_images,
+    check=check_edit,
     writer=ImageWriter,
-    files={"image": MOST_EDITED, "mask": 1},
+    files={"image": MOST_EDITED, "mask": 1, "markup": 1},
+    takes_json=True,
     is_for_batches=False,
     route_field=None,
 )

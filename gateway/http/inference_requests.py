@@ -19,13 +19,9 @@ from protocol.decoding import decode
 
 async def read_call(request: AnyRequest, endpoint: ApiEndpoint) -> Call:
     """Decode and check a request's body, and return the call that it makes. Raises BadRequest and its kin."""
-    deployment = deployment_of(request)
 
     def read(body: bytes) -> Asked:
-        if deployment is not None:
-            fields = decode(body, dict[str, msgspec.Raw])
-            body = msgspec.json.encode({**fields, "model": deployment})
-        return endpoint.read(body, lambda model: note_model(request, model))
+        return endpoint.read(with_deployment(request, body), lambda model: note_model(request, model))
 
     asked, size = await read_body(request, read)
     asked, size = await recalled(request, endpoint, asked, size)
@@ -51,6 +47,13 @@ def deployment_of(request: AnyRequest) -> str | None:
     """Return the model that a request's path names, as Azure's clients do: whatever its body says, that is asked."""
     deployment: str | None = request.scope["state"].get("deployment")
     return deployment
+
+
+def with_deployment(request: AnyRequest, body: bytes) -> bytes:
+    """Return a body in JSON with the model that its request's path names, where one does. Raises BadRequest."""
+    if (deployment := deployment_of(request)) is None:
+        return body
+    return msgspec.json.encode({**decode(body, dict[str, msgspec.Raw]), "model": deployment})
 
 
 def note_model(request: AnyRequest, model: str) -> None:

@@ -43,6 +43,7 @@ from gateway.upstreams.wire.errors import (
 )
 from gateway.upstreams.wire.quirks import Quirks
 from protocol.errors import ServiceError
+from protocol.media.images import ImageRequest
 from protocol.serving.off_loop import off_loop
 from router.catalog.targets import Route, Target, Tier
 from router.prompt_size.bounds import output_limit, requests_made
@@ -252,7 +253,8 @@ class Dispatcher(Struct, eq=False):
         asking = asking_of(context, target, provider, permit.api_key, quirks, limit, now, token)
         if marks := self._limiter.header_for(call, target):
             asking = replace(asking, marks=marks)
-        usual = provider.timeouts.first_token if streams else provider.timeouts.total
+        comes_soon = streams and not isinstance(call.request, ImageRequest)
+        usual = provider.timeouts.first_token if comes_soon else provider.timeouts.total
         patience = context.deadline.within(usual, now)
         if provider.prefill is not None and not context.log.attempts:
             began = now

@@ -21,6 +21,7 @@ from protocol.completions import CompletionRequest
 from protocol.errors import ServiceError
 from protocol.events import Event, ReplyEnd
 from protocol.media.audio import SpeechRequest
+from protocol.media.images import ImageRequest
 
 LOST = ("reset", "timeout", "deadline")  # words for a connection that broke or fell silent, whatever had come by then
 MOST_REPLICAS = 3  # that one reply is given to, each once: one that has ended them all may itself be what ends them
@@ -82,6 +83,8 @@ class FailoverStream:
             self._grew = now
         timeouts = answering.provider.timeouts
         silent, late = self._grew + timeouts.between_tokens, self._call.started + timeouts.total
+        if isinstance(self._call.request, ImageRequest):  # between a picture and the next minutes may pass
+            silent = late
         try:
             piece = await answering.response.next_piece(min(silent, late) - now)
         except UpstreamTimeout as exc:

@@ -21,7 +21,7 @@ from protocol.chat import ChatReply
 from protocol.events import Delta
 from protocol.inference import Generation, WholeReply
 from protocol.media.audio import SpeechRequest, TranscriptionRequest
-from protocol.media.images import ImageReply
+from protocol.media.images import ImageReply, ImageRequest
 from protocol.messages import CodeResult, WebSearchResultBlock
 from protocol.usage import Usage
 from router.catalog.targets import Tier
@@ -29,6 +29,7 @@ from router.prompt_size.bounds import output_tokens_most, requests_made
 from router.prompt_size.prompt_bounds import PromptBound
 
 NOTHING_TOLD = Usage()
+MEDIA = (SpeechRequest, TranscriptionRequest, ImageRequest)  # what of these no upstream counts is filled in
 
 
 class Meter:
@@ -52,7 +53,7 @@ class Meter:
     def take(self, delta: Delta) -> None:
         """Count a delta that goes past."""
         self.output_seen += tokens_of(delta)
-        if delta.spoken or delta.server_block or delta.used or delta.gpu_seconds:
+        if delta.spoken or delta.server_block or delta.used or delta.gpu_seconds or delta.picture:
             self._take_beside_words(delta)
 
     def _take_beside_words(self, delta: Delta) -> None:
@@ -68,6 +69,8 @@ class Meter:
             self._used += delta.used
         if delta.gpu_seconds:
             self._gpu_seconds[delta.index] = delta.gpu_seconds
+        if delta.picture is not None:
+            self._picture = delta.picture.quality, delta.picture.size
 
     def tell(self, usage: Usage, tier: str | None = None) -> None:
         """Take in what the upstream has counted until now, and in which tier it says to answer."""
@@ -103,7 +106,7 @@ class Meter:
 
     def usage(self) -> Usage:
         """Return what was used so far: all of it, once the reply has ended."""
-        if isinstance(self._call.request, (SpeechRequest, TranscriptionRequest)):
+        if isinstance(self._call.request, MEDIA):
             return filled_in(self._call.request, self._source.answering.target.model, self._prompt, self._told)
         told, seen = self._told, self.output_seen
         if told is not None and seen == self._seen_when_told and (told.output_tokens or not seen):

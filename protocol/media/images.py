@@ -7,11 +7,13 @@ import binascii
 import re
 from typing import Literal
 
-from msgspec import Struct
+import msgspec
+from msgspec import Raw, Struct
 
 MOST_IMAGES = 10  # of one request,
 MOST_EDITED = 16  # and that it may bring
 MOST_HEADER = 256 * 1024  # bytes of a picture that are searched for its size: thumbnails and profiles come before it
+MOST_PARTIAL = 3  # before the whole one, in a stream
 PNG = b"\x89PNG\r\n\x1a\n"
 MOST_SEGMENTS = 32  # of a JPEG that are looked at: cameras write a dozen before the frame
 _SEGMENT = re.compile(rb"\xff++[^\xff]")  # its marker, after any number of fill bytes
@@ -43,27 +45,46 @@ class ImageRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
         return self.n or 1
 
 
-class PictureFile(Struct, frozen=True):
-    """What is known of an uploaded picture. Its bytes go beside the request, as a recording's do."""
+class PictureFile(Struct, frozen=True, omit_defaults=True):
+    """What is known of a picture that came along, whose bytes go beside the request, as a recording's do; or where one
+    lies that did not."""
 
-    name: str
-    media_type: str  # as its first bytes have it
-    size: int  # bytes
-    sha256: str  # of the bytes
+    name: str = ""
+    media_type: str = ""  # as its first bytes have it
+    size: int = 0  # bytes
+    sha256: str = ""  # of the bytes
     pixels: tuple[int, int] | None = None  # width and height, where it tells them
+    url: str = ""
 
 
 class ImageEditRequest(ImageRequest, frozen=True, omit_defaults=True, kw_only=True):
-    """The same, made of pictures. The mask's transparent parts say where the first of them may change."""
+    """The same, made of pictures. The mask's transparent parts say where the first of them may change, what is drawn on
+    the markup how."""
 
     image: tuple[PictureFile, ...]
     mask: PictureFile | None = None
+    markup: PictureFile | None = None
     input_fidelity: Literal["high", "low"] | None = None
 
     @property
     def files(self) -> tuple[PictureFile, ...]:
-        """All pictures that came along, in the order of their bytes."""
-        return self.image if self.mask is None else (*self.image, self.mask)
+        """All pictures, in the order of their bytes."""
+        return (*self.image, *filter(None, (self.mask, self.markup)))
+
+
+class PictureRef(Struct, frozen=True):
+    """A picture of a request in JSON: its data URL, or the address where it lies."""
+
+    image_url: str | None = None
+    file_id: str | None = None
+
+
+class ImageEditBody(ImageRequest, frozen=True, kw_only=True):
+    """The same in JSON, as OpenAI has it beside the form."""
+
+    images: tuple[PictureRef, ...]
+    mask: PictureRef | None = None
+    input_fidelity: Literal["high", "low"] | None = None
 
 
 class Image(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -78,6 +99,24 @@ class ImageReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The pictures, and what the upstream says of them."""
 
     images: tuple[Image, ...]
+    size: str | None = None
+    quality: str | None = None
+    background: str | None = None
+    output_format: str | None = None
+
+    def streamed(self, image: Image) -> StreamedPicture:
+        """Return one of the pictures as a stream has it."""
+        data = Raw(msgspec.json.encode(image.b64_json)) if image.b64_json else Raw()
+        told = (self.size, self.quality, self.background, self.output_format)
+        return StreamedPicture(data, image.url, None, *told)
+
+
+class StreamedPicture(Struct, frozen=True):
+    """A picture in a stream: one that is not whole yet, by its number among those, or the whole one."""
+
+    b64_json: Raw = Raw()
+    url: str | None = None
+    partial_image_index: int | None = None
     size: str | None = None
     quality: str | None = None
     background: str | None = None

@@ -49,6 +49,7 @@ LEAST_OF_DOCUMENT = 250  # tokens of a piece that a long query leaves to the doc
 # Of a square picture of GPT Image 1.5, by its quality; nothing is held by it.
 PICTURE_TOKENS = {"low": 272, "medium": 1_056}
 USUAL_PICTURE_TOKENS = 4_160
+PARTIAL_TOKENS = 100  # of each picture that is shown before it is whole, as OpenAI bills it
 # Of speech in a minute, about: tokens by OpenAI's prices ($12 a million, $0.015 a minute), characters as people read.
 SPEECH_TOKENS = 1_250
 SPEECH_CHARACTERS = 900
@@ -65,8 +66,10 @@ def output_tokens_most(request: Request, model: ModelSpec, prompt: PromptBound |
     if not isinstance(request, Generation):
         if not isinstance(request, ImageRequest | SpeechRequest | TranscriptionRequest):
             return 0
-        number = request.number if isinstance(request, ImageRequest) else 1
-        return model.max_output * number if model.price.dearest_output else 0  # no upstream names a bound for these
+        most = model.max_output
+        if isinstance(request, ImageRequest):
+            most = (most + _partial_tokens(request)) * request.number
+        return most if model.price.dearest_output else 0  # no upstream names a bound for these
     limit = output_limit(request, model, prompt)
     if limit is None:
         limit = model.context if isinstance(request, ChatRequest) else model.max_output
@@ -256,7 +259,7 @@ def pieces_likely(request: Request) -> Usage:
     """Return about what a request without words in its answer uses beside its prompt."""
     images, characters = _images(request), _characters(request)
     each = PICTURE_TOKENS.get(getattr(request, "quality", None) or "", USUAL_PICTURE_TOKENS)
-    tokens = images * each + -(-characters * SPEECH_TOKENS // SPEECH_CHARACTERS)
+    tokens = images * (each + _partial_tokens(request)) + -(-characters * SPEECH_TOKENS // SPEECH_CHARACTERS)
     units = _search_units(request, USUAL_TOKEN_BYTES)
     seconds = request.file.seconds_likely if isinstance(request, TranscriptionRequest) else 0
     return Usage(
@@ -270,6 +273,10 @@ def pieces_likely(request: Request) -> Usage:
 
 def _images(request: Request) -> int:
     return request.number if isinstance(request, ImageRequest) else 0
+
+
+def _partial_tokens(request: Request) -> int:
+    return PARTIAL_TOKENS * (request.partial_images or 0) if isinstance(request, ImageRequest) else 0
 
 
 def _characters(request: Request) -> int:

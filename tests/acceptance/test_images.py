@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import hashlib
 import struct
 import uuid
@@ -11,17 +13,19 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from openai import APIStatusError, BadRequestError, OpenAI, RateLimitError
+from openai import APIError, APIStatusError, BadRequestError, OpenAI, RateLimitError
 
-from tests.support.house import House
+from gateway.accounts.schemas import SafetyInput
+from tests.support.house import House, make_team
 from tests.support.leaving import ask_and_leave
 from tests.support.paying_team import PayingTeam
 from tests.support.scripted_upstream import ScriptedUpstream
-from tests.support.upstream_scripts import Script
+from tests.support.upstream_scripts import Fault, Script, Told
 from tests.support.waiting import until
 
 EDITS = "/v1/images/edits"
 PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + struct.pack(">II", 1024, 1024) + bytes(500)
+SMALL = PNG[:16] + struct.pack(">II", 512, 512) + bytes(500)
 JPEG = b"\xff\xd8\xff\xc2\x00\x11\x08" + struct.pack(">HH", 512, 512) + bytes(9)
 WEBP = b"RIFF\x00\x00\x00\x00WEBPVP8X" + bytes(8) + b"\xff\x01\x00\xff\x01\x00" + bytes(4)
 SEEN = 2833 + 4 * 5667  # tokens of the PNG at the most, on a model whose formula is not known
@@ -128,7 +132,9 @@ def test_who_leaves_owes_the_pictures(house: House, upstream: ScriptedUpstream) 
         ({"prompt": ""}, "must not be empty"),
         ({"prompt": "a" * 32_001}, "at most 32000 characters"),
         ({"n": 11}, "from 1 to 10"),
-        ({"stream": True}, "come whole here"),
+        ({"n": 2, "stream": True}, "A stream is of one picture"),
+        ({"partial_images": 1}, "in a stream alone"),
+        ({"partial_images": 4, "stream": True}, "from 0 to 3"),
         ({"output_format": "svg"}, "output_format"),
         ({"model": "claude"}, "lacks images|chat completions alone"),
     ],
@@ -188,6 +194,136 @@ def test_pictures_are_made_of_pictures(house: House, openai: OpenAI, upstream: S
     assert row["held_nanousd"] < 4 * (SEEN + 100) * 8_000 + 2 * 1024 * 30_000
 
 
+@pytest.mark.parametrize("kind", ["generate", "edit"])
+def test_a_picture_is_shown_before_it_is_whole(
+    house: House, openai: OpenAI, upstream: ScriptedUpstream, kind: str
+) -> None:
+    """Each event as the upstream has it, under the name of what was asked; the last has the count and its cost. Held,
+    and charged, with 100 tokens for each picture that was not whole."""
+    asked: dict[str, Any] = {"model": "painter", "prompt": "A toll gate", "stream": True, "partial_images": 2}
+    seen = {"image": PNG} if kind == "edit" else {}
+    raw = getattr(openai.images.with_raw_response, kind)(**asked, **seen)
+    *partial, whole = raw.parse()
+    row, (sent,) = house.record_of(raw.http_response), upstream.requests
+    name, cost = {"edit": "image_edit", "generate": "image_generation"}[kind], 3 * 5 + 194 * 8 * len(seen) + 472 * 30
+
+    assert (sent.body or {})["stream"] in (True, "true") and raw.headers["content-type"].startswith("text/event-stream")
+    assert [(each.type, each.partial_image_index, each.b64_json) for each in partial] == [
+        (f"{name}.partial_image", place, f"AAA{place}") for place in range(2)
+    ]
+    assert (whole.type, whole.size, whole.quality, whole.output_format) == (
+        f"{name}.completed",
+        "1024x1024",
+        "low",
+        "png",
+    )
+    assert base64.b64decode(whole.b64_json) == b"A toll gate" and whole.model_used == "painter"
+    assert (whole.usage.output_tokens, whole.usage.input_tokens_details.image_tokens) == (472, 194 * len(seen))
+    assert Decimal(whole.usage.cost_usd) == Decimal(cost) / 10**6 == Decimal(str(row["cost_usd"]))
+    assert row["status"] == "answered" and row["units"]["images"] == 1
+    assert row["held_nanousd"] >= (1024 + 200) * 30_000 + len(seen) * SEEN * 8_000
+
+
+def test_a_stream_of_pictures_ends_as_any(house: House, openai: OpenAI, upstream: ScriptedUpstream) -> None:
+    """Of a model that has none it is one event; one without a count is estimated; one that breaks says so; who leaves
+    owes the picture; and a prompt that may not go out opens none."""
+    asked: dict[str, Any] = {"prompt": "A toll gate", "stream": True, "quality": "low", "partial_images": 1}
+    (whole,) = openai.images.generate(model="brush", **asked)
+    assert whole.url == "https://pictures.example/0" and Decimal(whole.usage.cost_usd) == Decimal("0.07")  # type: ignore[union-attr]
+
+    upstream.script(Script(usage=Told.NONE), model="gpt-image-2")
+    *_, whole = openai.images.generate(model="painter", **asked)
+    assert whole.usage.output_tokens == 372  # type: ignore[union-attr]
+
+    upstream.script(Script(fault=Fault.ERROR_FRAME), model="gpt-image-2")
+    shown = []
+    with pytest.raises(APIError, match="reported an error"):
+        shown += [each.type for each in openai.images.generate(model="painter", **asked, user="breaks")]
+    upstream.script(Script(fault=Fault.HANG, after=1), model="gpt-image-2")
+    with openai.images.generate(model="painter", **asked, user="leaves") as stream:
+        assert next(iter(stream)).type == "image_generation.partial_image"
+    upstream.forget()
+    with house.client() as client:
+        for user in ("breaks", "leaves"):
+            until(lambda user=user: client.get(f"/v1/calls?user={user}").json()["data"])
+            (row,) = client.get(f"/v1/calls?user={user}").json()["data"]
+            assert (row["status"], row["cost_usd"]) == (
+                "interrupted",
+                pytest.approx((372 * 30 + 3 * 5) / 10**6, rel=0.01),
+            )
+
+
+def test_what_may_not_go_out_is_not_edited(house: House, upstream: ScriptedUpstream) -> None:
+    """The prompt of an edit is judged before any upstream hears of it, whole or streamed; what the provider's own filter
+    takes is told as that, and its key does not rest."""
+    key = asyncio.run(make_team(house.settings, "team_safe_edits", safety=SafetyInput(input="block")))
+    fields = {"model": "painter", "prompt": "The key is AKIAIOSFODNN7EXAMPLE."}
+    with house.client(key) as client:
+        for more in ({}, {"stream": "true"}):
+            answer = client.post(EDITS, data=fields | more, files={"image": ("a.png", PNG)})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+        assert upstream.requests == []
+        fields["prompt"] = "A toll gate"
+        blocked = Script(
+            status=400,
+            type="image_generation_user_error",
+            code="moderation_blocked",
+            message="Your request was rejected by the safety system. safety_violations=[sexual].",
+        )
+        upstream.script(blocked, model="gpt-image-2")
+        answer = client.post(EDITS, data=fields, files={"image": ("a.png", PNG)})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "content_policy_violation")
+        upstream.forget()
+        assert client.post(EDITS, data=fields, files={"image": ("a.png", PNG)}).status_code == 200
+
+
+def test_an_edit_in_json_is_the_same_edit(house: House, upstream: ScriptedUpstream) -> None:
+    """Pictures that come as data URLs go on as files of a form, held and counted as those; where one lies at an address
+    all go on as JSON, and the upstream fetches it."""
+    refs = [f"data:{kind};base64,{base64.b64encode(data).decode()}" for kind, data in (("image/png", PNG), ("x", WEBP))]
+    refs[1] = refs[1].replace("data:x", "data:image/webp")
+    body: dict[str, Any] = {"model": "painter", "prompt": "A toll gate", "quality": "low", "user": "json"}
+    images = [{"image_url": ref} for ref in refs]
+    with house.client() as client:
+        answer = client.post(EDITS, json={**body, "images": images, "mask": images[0], "n": 2})
+        sent: Any = upstream.requests[-1].body
+        row = house.record_of(answer)
+        assert [each["sha256"] for each in (*sent["image"], sent["mask"])] == [
+            hashlib.sha256(data).hexdigest() for data in (PNG, WEBP, PNG)
+        ]
+        assert sent["n"] == "2" and answer.json()["usage"]["input_tokens_details"]["image_tokens"] == 388
+        assert row["units"] == {"images": 2, "image_input_tokens": 388}
+        assert 2 * SEEN * 8_000 <= row["held_nanousd"] - 2 * 1024 * 30_000 < 4 * (SEEN + 100) * 8_000
+
+        images.append({"image_url": "https://93.184.215.14/gate.png"})
+        answer = client.post(EDITS, json={**body, "images": images, "mask": images[0]})
+        assert upstream.requests[-1].body == {**body, "model": "gpt-image-2", "images": images, "mask": images[0]}
+        assert house.record_of(answer)["units"]["image_input_tokens"] == 3 * 194
+
+
+@pytest.mark.parametrize(
+    ("images", "param", "words"),
+    [
+        ([], "images", "1 to 16 pictures"),
+        ([{"image_url": "https://93.184.215.14/a"}] * 17, "images", "1 to 16 pictures"),
+        ([{"file_id": "file-1"}], "images[0].file_id", "not kept here as files: send 'image_url'"),
+        ([{"image_url": "http://93.184.215.14/a"}], "images[0].image_url", "a data URL of a picture"),
+        ([{"image_url": "https://127.0.0.1/a"}], "images", "public https URL"),
+        ([{"image_url": "data:image/png;base64,!!!!"}], "images[0].image_url", "a data URL of a picture"),
+        ([{"image_url": "data:image/gif;base64,R0lGODlhAAAA"}], "images[0]", "no PNG, JPEG or WebP"),
+    ],
+)
+def test_a_wrong_edit_in_json_is_told_what_would_be_right(
+    house: House, upstream: ScriptedUpstream, images: list[dict[str, str]], param: str, words: str
+) -> None:
+    """A 400 that names the field; no upstream hears of it."""
+    with house.client() as client:
+        answer = client.post(EDITS, json={"model": "painter", "prompt": "A toll gate", "images": images})
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert words in answer.json()["error"]["message"] and upstream.requests == []
+
+
 def test_an_edit_is_priced_by_the_piece(house: House, openai: OpenAI, upstream: ScriptedUpstream) -> None:
     """Of one picture, under the name that one has; what the upstream does not count is estimated."""
     raw = openai.images.with_raw_response.edit(model="brush", prompt="A toll gate", image=PNG, n=3)
@@ -226,8 +362,12 @@ def test_what_pictures_can_cost_has_to_be_there(house: House, upstream: Scripted
 
 
 def test_an_edit_is_given_again(house: House, upstream: ScriptedUpstream) -> None:
-    """An Idempotency-Key stands for a form with its pictures: another picture is another request."""
-    headers, fields = {"idempotency-key": str(uuid.uuid4())}, {"model": "brush", "prompt": "A toll gate"}
+    """An Idempotency-Key stands for a form with its pictures, however it is cut into parts: another picture is another
+    request. The cache keeps none, and says so. A prompt may have 32,000 characters of any writing."""
+    headers, fields = (
+        {"idempotency-key": str(uuid.uuid4()), "x-cache": "all"},
+        {"model": "brush", "prompt": "門" * 30_000},
+    )
     with house.client() as client:
         first, again, other = (
             client.post(EDITS, data=fields, files={"image": ("a.png", data)}, headers=headers)
@@ -235,7 +375,7 @@ def test_an_edit_is_given_again(house: House, upstream: ScriptedUpstream) -> Non
         )
 
     assert first.json() == again.json() and again.headers["idempotent-replayed"] and len(upstream.requests) == 1
-    assert other.status_code == 409
+    assert other.status_code == 409 and first.headers["x-cache"] == "off"
 
 
 @pytest.mark.parametrize(
@@ -246,10 +386,11 @@ def test_an_edit_is_given_again(house: House, upstream: ScriptedUpstream) -> Non
         ({"image": [PNG] * 17}, 400, "at most 16 times"),
         ({"image": PNG + bytes(25 * 2**20)}, 413, "longer than 25 MiB"),
         ({"mask": JPEG}, 400, "no PNG"),
-        ({"markup": PNG}, 400, "takes no file. Fields that do: 'image', 'mask'"),
+        ({"mask": SMALL}, 400, "is 512 × 512 pixels large: it must be as large as the first picture, 1024 × 1024"),
+        ({"markup": PNG, "mask": PNG}, 400, "not both"),
         ({"prompt": ""}, 400, "must not be empty"),
         ({"n": 11}, 400, "from 1 to 10"),
-        ({"stream": True}, 400, "come whole here"),
+        ({"n": 2, "stream": True}, 400, "A stream is of one picture"),
         ({"model": "gemini"}, 400, "takes chat completions"),
     ],
 )
@@ -274,7 +415,7 @@ def test_an_edit_is_a_form_with_pictures(house: House) -> None:
     (form,) = described["paths"][EDITS]["post"]["requestBody"]["content"].items()
     shape = described["components"]["schemas"][form[1]["schema"]["$ref"].rpartition("/")[2]]
 
-    assert "multipart/form-data, with 'image'" in plain.json()["error"]["message"]
+    assert (plain.status_code, plain.json()["error"]["param"]) == (400, "prompt")
     assert (bare.status_code, bare.json()["error"]["param"]) == (400, "image")
     assert form[0] == "multipart/form-data" and set(shape["required"]) == {"model", "prompt", "image"}
     assert shape["properties"]["image"]["items"] == {"type": "string", "format": "binary"}

@@ -280,14 +280,32 @@ def answer_images(request: dict[str, Any], script: Script) -> dict[str, Any]:
 
 
 def answer_edits(request: dict[str, Any], script: Script) -> dict[str, Any]:
-    """Return the answer to a form with pictures: 194 tokens of each beside the prompt."""
+    """Return the answer to a form or a body with pictures: 194 tokens of each beside the prompt."""
     answer = answer_images(request | {"n": int(request.get("n", "1"))}, script)
-    pictures = request["image"] if isinstance(request["image"], list) else [request["image"]]
+    pictures = request.get("images") or request["image"]
+    pictures = pictures if isinstance(pictures, list) else [pictures]
     if script.usage is Told.RIGHT and (usage := answer.get("usage")):
         seen, words = 194 * len(pictures), usage["input_tokens"]
         usage |= {"input_tokens": words + seen, "total_tokens": usage["total_tokens"] + seen}
         usage["input_tokens_details"] = {"text_tokens": words, "image_tokens": seen}
     return answer
+
+
+def streamed_pictures(request: dict[str, Any], answer: dict[str, Any], script: Script) -> list[bytes]:
+    """Return the events that stand for the answer with one picture: what is not whole costs 100 tokens each."""
+    kind = "image_edit" if "image" in request or "images" in request else "image_generation"
+    told = {"created_at": CREATED, "size": answer["size"], "quality": answer["quality"], "output_format": "png"}
+    partial = int(request.get("partial_images") or 0)
+    events: list[dict[str, Any]] = [
+        {"type": f"{kind}.partial_image", "b64_json": f"AAA{place}", "partial_image_index": place, **told}
+        for place in range(partial)
+    ]
+    if script.fault is Fault.ERROR_FRAME:
+        events.append({"type": "error", "error": {"message": "No more paint."}})
+    if usage := answer["usage"]:
+        usage |= {name: usage[name] + 100 * partial for name in ("output_tokens", "total_tokens")}
+    whole = {"type": f"{kind}.completed", "b64_json": answer["data"][0]["b64_json"], **told, "usage": usage}
+    return [b"data: " + json.dumps(event).encode() + b"\n\n" for event in [*events, whole]]
 
 
 def answer_speech(request: dict[str, Any], script: Script) -> list[bytes]:

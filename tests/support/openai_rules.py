@@ -260,7 +260,19 @@ class Pictures(Strict, kw_only=True, frozen=True):
     background: Literal["transparent", "opaque", "auto"] | None = None
     output_format: Literal["png", "webp", "jpeg"] | None = None
     response_format: Literal["url", "b64_json"] | None = None
+    stream: Literal[True] | None = None
+    partial_images: Annotated[int, Meta(ge=0, le=3)] | None = None
     user: str | None = None
+
+
+class Reference(Strict, kw_only=True, frozen=True):
+    image_url: Annotated[str, Meta(pattern="^(https://|data:image/(png|jpeg|webp);base64,)")]
+
+
+class EditedJson(Pictures, kw_only=True, frozen=True):
+    images: Annotated[list[Reference], Meta(min_length=1, max_length=16)]
+    mask: Reference | None = None
+    input_fidelity: Literal["high", "low"] | None = None
 
 
 class Edited(Strict, kw_only=True, frozen=True):
@@ -268,7 +280,10 @@ class Edited(Strict, kw_only=True, frozen=True):
     prompt: Annotated[str, Meta(min_length=1, max_length=32_000)]
     image: dict[str, Any] | Annotated[list[dict[str, Any]], Meta(min_length=2, max_length=16)]
     mask: dict[str, Any] | None = None
+    markup: dict[str, Any] | None = None
     n: str | None = None
+    stream: Literal["true"] | None = None
+    partial_images: str | None = None
     quality: Literal["low", "medium", "high", "xhigh", "max", "auto"] | None = None
     input_fidelity: Literal["high", "low"] | None = None
     user: str | None = None
@@ -328,12 +343,13 @@ def check_headers(headers: dict[str, str], has_body: bool) -> None:
 def check_body(path: str, body: bytes, content_type: str = "application/json") -> dict[str, Any]:
     """Return the decoded body, or raise Violation for whatever OpenAI would not take."""
     try:
-        is_form = SHAPES[path] in (Written, Edited)
+        is_form = SHAPES[path] in (Written, Edited) and content_type != "application/json"
         plain = read_form(body, content_type) if is_form else json.loads(body, object_pairs_hook=_unique)
     except ValueError as exc:
         raise Violation(f"We could not parse the JSON body of your request: {exc}") from exc
     try:
-        request = msgspec.convert(plain, SHAPES[path])
+        shape = EditedJson if SHAPES[path] is Edited and not is_form else SHAPES[path]
+        request = msgspec.convert(plain, shape)
     except msgspec.ValidationError as exc:
         raise Violation(f"Invalid request: {exc}", code="invalid_request") from exc
     if isinstance(request, Sampled):

@@ -45,8 +45,8 @@ from gateway.upstreams.gemini.events import GeminiEvents
 from gateway.upstreams.gemini.request import content_body
 from gateway.upstreams.gemini.wire_format import embedding_body
 from gateway.upstreams.openai.events import OpenAIEvents
+from gateway.upstreams.openai.media_events import PictureEvents, TranscriptionEvents
 from gateway.upstreams.openai.speech import SpeechEvents
-from gateway.upstreams.openai.transcriptions import TranscriptionEvents
 from gateway.upstreams.registry import FORMATS
 from gateway.upstreams.responses.replies import ResponsesEvents
 from gateway.upstreams.wire.errors import UpstreamFailure
@@ -514,7 +514,11 @@ READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
         "events",
         [_writer(lambda: TranscriptionWriter(shapes.transcriptions()["one long prompt"](1), "0-1", 0))],
     ),
-    "gateway.upstreams.openai.transcriptions.TranscriptionEvents": (
+    "gateway.upstreams.openai.media_events.PictureEvents": (
+        "stream",
+        [lambda said: _fed(PictureEvents(), _pieces(said, 99)), lambda said: _fed(PictureEvents(), [said])],
+    ),
+    "gateway.upstreams.openai.media_events.TranscriptionEvents": (
         "stream",
         [lambda said: _fed(TranscriptionEvents(), _pieces(said, 99)), lambda said: _fed(TranscriptionEvents(), [said])],
     ),

@@ -1,11 +1,14 @@
-# POST /v1/audio/transcriptions, /v1/images/edits and their kin: inference endpoints whose body is a form with files.
-# They are kept once, as they came, from their first byte until the call's end, and count among the long bodies of their
-# team for as long.
+# POST /v1/audio/transcriptions, /v1/images/edits and their kin: inference endpoints whose body is a form with files, or
+# JSON that holds them as data URLs. They are kept once, as they came, from their first byte until the call's end, and
+# count among the long bodies of their team for as long.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -16,31 +19,42 @@ from msgspec import Meta
 from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
 
 from gateway.accounts.guards import team_guard
-from gateway.dialects.endpoint import ApiEndpoint
+from gateway.dialects.endpoint import ApiEndpoint, Asked
 from gateway.dialects.options import Options
 from gateway.dialects.parts.recordings import seconds_of
 from gateway.dialects.table import ENDPOINTS
 from gateway.http.exchange import LARGEST_BODY, AnyRequest, caller_of, part_of
 from gateway.http.inference_port import inference_of
-from gateway.http.inference_requests import call_of, deployment_of, note_model
+from gateway.http.inference_requests import call_of, deployment_of, note_model, with_deployment
 from gateway.http.reply_response import ReplyResponse
 from gateway.overload.body_memory import BodyRoom
-from protocol.errors import BadRequest, TooLarge, invalid_value
-from protocol.media.images import MOST_HEADER, media_type_in, size_in
+from protocol.decoding import convert, decode_with_unread
+from protocol.errors import BadRequest, TooLarge, UnsupportedParameter, invalid_value
+from protocol.media.images import (
+    MOST_EDITED,
+    MOST_HEADER,
+    ImageEditBody,
+    ImageEditRequest,
+    PictureFile,
+    PictureRef,
+    media_type_in,
+    size_in,
+)
 from protocol.serving.off_loop import off_loop
 
 LARGEST_FILES = 25 * 1024 * 1024  # bytes of all files of a form together, as OpenAI has it of a recording
-LONGEST_FIELDS = 64 * 1024  # bytes of all fields together
+LONGEST_FIELDS = 256 * 1024  # bytes of all fields together: 32,000 characters of a prompt may have 128,000
 MOST_PARTS = 64
 LONGEST_NAME = 128  # characters
+LONGEST_BOUNDARY = 256  # characters: RFC 2046 has 70; the parser keeps as much of each piece
 
 
 class File:
     """A file of a form as it arrives."""
 
-    def __init__(self, segment: MultipartSegment) -> None:
+    def __init__(self, name: str | None = None, media_type: str | None = None) -> None:
         self.data = bytearray()
-        self._segment = segment
+        self._name, self._media_type = name or "", media_type or ""  # a part may say neither
         self._digest = hashlib.sha256()
 
     def add(self, data: bytes | bytearray) -> None:
@@ -53,8 +67,8 @@ class File:
         if not self.data:
             raise invalid_value(field, "is empty")
         return {
-            "name": _plain((self._segment.filename or "").rpartition("/")[2]) or field,  # a part may say neither
-            "media_type": _plain(self._segment.content_type or "") or "application/octet-stream",
+            "name": _plain(self._name.rpartition("/")[2]) or field.partition("[")[0],
+            "media_type": _plain(self._media_type) or "application/octet-stream",
             "size": len(self.data),
             "sha256": self._digest.hexdigest(),
             **(self._heard() if field == "file" else self._seen(field)),
@@ -66,8 +80,9 @@ class File:
 
     def _seen(self, field: str) -> dict[str, Any]:
         kind = media_type_in(self.data)
-        if kind is None or (field == "mask" and kind != "image/png"):
-            raise invalid_value(field, "is no PNG" if field == "mask" else "is no PNG, JPEG or WebP")
+        is_drawn = field.startswith("ma")  # a mask or a markup
+        if kind is None or (is_drawn and kind != "image/png"):
+            raise invalid_value(field, "is no PNG" if is_drawn else "is no PNG, JPEG or WebP")
         pixels = size_in(bytes(self.data[:MOST_HEADER]))
         return {"media_type": kind, "pixels": pixels if pixels and min(pixels) > 0 else None}
 
@@ -95,10 +110,7 @@ class Form:
         elif self._file is not None:
             self.size += len(event)
             if self.size > LARGEST_FILES:
-                words = (
-                    f"longer than {LARGEST_FILES // 2**20} MiB. Send less at a time, or packed (mp3, ogg; jpeg, webp)."
-                )
-                raise TooLarge(f"The files of the form are {words}", param=next(iter(self._most)))
+                raise _too_large(next(iter(self._most)))
             self._file.add(event)
         else:
             self._size_of_fields += len(event)
@@ -123,7 +135,7 @@ class Form:
         if (files := self.files.get(name)) is not None:
             if len(files) == (most := self._most[name]):
                 raise invalid_value(name, "comes once" if most == 1 else f"comes at most {most} times")
-            self._file = File(segment)
+            self._file = File(segment.filename, segment.content_type)
             files.append(self._file)
         elif segment.filename is not None:
             raise invalid_value(name[:50], f"takes no file. Fields that do: {', '.join(map(repr, self._most))}")
@@ -143,6 +155,12 @@ class Form:
             self.fields[plain] = value if plain == name else [value]
 
 
+def _too_large(param: str) -> TooLarge:
+    most = LARGEST_FILES // 2**20
+    words = f"The files are longer than {most} MiB. Send less at a time, or packed (mp3, ogg; jpeg, webp)."
+    return TooLarge(words, param=param)
+
+
 def _plain(text: str) -> str:
     """Return a text that may stand between quotes in a head."""
     return "".join(each for each in text if each.isascii() and each.isprintable() and each not in '"\\')[:LONGEST_NAME]
@@ -151,8 +169,8 @@ def _plain(text: str) -> str:
 async def read_form(content_type: str, body: AsyncIterator[bytes], most: Mapping[str, int]) -> Form:
     """Return a form, whole; ``most``: how many files its fields bring that do. Raises BadRequest, TooLarge."""
     kind, options = parse_options_header(content_type)
-    if kind != "multipart/form-data" or not options.get("boundary"):
-        words = f"Send multipart/form-data, with '{next(iter(most))}' and 'model'."
+    if kind != "multipart/form-data" or not 0 < len(options.get("boundary", "")) <= LONGEST_BOUNDARY:
+        words = f"Send multipart/form-data, with its boundary, '{next(iter(most))}' and 'model'."
         raise BadRequest(words, code="invalid_content_type")
     form = Form(most)
     try:
@@ -163,6 +181,47 @@ async def read_form(content_type: str, body: AsyncIterator[bytes], most: Mapping
     except MultipartError as exc:
         raise BadRequest(f"The form cannot be read: {exc.args[0]}.", code="invalid_form") from exc
     return form
+
+
+class Body:
+    """An edit of pictures in JSON, as it is read: those that come along as data URLs are its files."""
+
+    def __init__(self) -> None:
+        self.size = 0  # bytes of them
+        self.bytes: list[memoryview] = []
+
+    def asked(self, body: bytes, endpoint: ApiEndpoint, note: Callable[[str], None]) -> Asked:
+        """Return what a body asks. Raises BadRequest and its kin."""
+        said, extra, unread = decode_with_unread(body, ImageEditBody, endpoint.tells_unread)
+        note(said.model)
+        if not 0 < len(said.images) <= MOST_EDITED:
+            raise invalid_value("images", f"must hold 1 to {MOST_EDITED} pictures")
+        pictures = [self._picture(ref, f"images[{place}]") for place, ref in enumerate(said.images)]
+        mask = None if said.mask is None else self._picture(said.mask, "mask")
+        told = msgspec.structs.asdict(said) | {"mask": mask}
+        request = ImageEditRequest(**{name: told[name] for name in told if name != "images"}, image=tuple(pictures))
+        endpoint.check(request)
+        return Asked(request, extra, unread=unread)
+
+    def _picture(self, ref: PictureRef, field: str) -> PictureFile:
+        if ref.file_id is not None or ref.image_url is None:
+            words = "Pictures are not kept here as files: send 'image_url', a data URL or an https address."
+            raise UnsupportedParameter(f"'{field}' has no picture. {words}", param=f"{field}.file_id")
+        if ref.image_url.startswith("https://"):
+            return PictureFile(url=ref.image_url)
+        head, found, data = ref.image_url.partition(";base64,")
+        self.size += len(data) * 3 // 4
+        if self.size > LARGEST_FILES:
+            raise _too_large(field)
+        file = File()
+        try:
+            file.add(base64.b64decode(data, validate=True) if found and head.startswith("data:image/") else b"")
+        except binascii.Error:
+            file = File()
+        if not file.data:
+            raise invalid_value(f"{field}.image_url", "must be a data URL of a picture in base64, or an https address")
+        self.bytes.append(memoryview(file.data))
+        return convert(file.facts(field), PictureFile)
 
 
 class UploadResponse:
@@ -176,12 +235,19 @@ class UploadResponse:
         request, endpoint = self._request, self._endpoint
         size = min(request.content_length or LARGEST_BODY, LARGEST_BODY)
         async with part_of(request, BodyRoom).taken(caller_of(request).team.id, size):
-            form = await read_form(request.headers.get("content-type", ""), self._body, endpoint.files)
-            fields = await off_loop(form.size, form.whole)
-            if (deployment := deployment_of(request)) is not None:
-                fields["model"] = deployment
-            asked = endpoint.read_form(fields, lambda model: note_model(request, model))
-            call = call_of(request, endpoint, asked, form.size, form.bytes)
+            kind, note = request.headers.get("content-type", ""), partial(note_model, request)
+            if endpoint.takes_json and kind.startswith("application/json"):
+                body, data = Body(), with_deployment(request, b"".join([piece async for piece in self._body]))
+                asked = await off_loop(len(data), partial(body.asked, data, endpoint, note))
+                call = call_of(request, endpoint, asked, len(data), tuple(body.bytes))
+                del data
+            else:
+                form = await read_form(kind, self._body, endpoint.files)
+                fields = await off_loop(form.size, form.whole)
+                if (deployment := deployment_of(request)) is not None:
+                    fields["model"] = deployment
+                asked = endpoint.read_form(fields, note)
+                call = call_of(request, endpoint, asked, form.size, form.bytes)
             await ReplyResponse(inference_of(request), call, endpoint.writer_of(call))(scope, receive, send)
 
 

@@ -238,10 +238,19 @@ class _ImageTokens(Struct, frozen=True):
     image_tokens: int | float | None = None
 
 
-class _ImageUsage(Struct, frozen=True):
+class ImageUsage(Struct, frozen=True):
+    """What an upstream counts of pictures, if it does."""
+
     input_tokens: int | float | None = None
     output_tokens: int | float | None = None
     input_tokens_details: _ImageTokens | None = None
+
+    def used(self, number: int) -> Usage:
+        """Return so many pictures, and the tokens that were counted."""
+        tokens = (count_of(self.input_tokens) or 0, count_of(self.output_tokens) or 0)
+        seen = count_of((self.input_tokens_details or _ImageTokens()).image_tokens) or 0
+        images = {"images": number, "image_input_tokens": min(seen, tokens[0])}
+        return Usage(input_tokens=tokens[0], output_tokens=tokens[1], **images)
 
 
 class _Images(Struct, frozen=True):
@@ -250,7 +259,7 @@ class _Images(Struct, frozen=True):
     quality: str | None = None
     background: str | None = None
     output_format: str | None = None
-    usage: _ImageUsage | None = None
+    usage: ImageUsage | None = None
 
     def reply(self) -> ImageReply:
         said = (self.size, self.quality, self.background, self.output_format)
@@ -258,11 +267,7 @@ class _Images(Struct, frozen=True):
 
     def used(self) -> Usage:
         """Return what was made, and the tokens that the upstream counted, if it did."""
-        told = self.usage or _ImageUsage()
-        tokens = (count_of(told.input_tokens) or 0, count_of(told.output_tokens) or 0)
-        seen = count_of((told.input_tokens_details or _ImageTokens()).image_tokens) or 0
-        images = {"images": len(self.data), "image_input_tokens": min(seen, tokens[0])}
-        return Usage(input_tokens=tokens[0], output_tokens=tokens[1], **images)
+        return (self.usage or ImageUsage()).used(len(self.data))
 
 
 class TranscriptionUsage(Struct, frozen=True):

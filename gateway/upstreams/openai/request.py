@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil
@@ -81,15 +82,14 @@ def write_request(asking: Asking) -> UpstreamRequest:
     else:
         if isinstance(request, ImageRequest):
             _refuse_unpriced(request, asking)
+            request = replace(request, stream=asking.streams or None)
         request = replace(request, model=model)
     if isinstance(request, ChatRequest):
         request = _plain_chat(request, asking, dropped)
     if not asking.self_hosted:
         request = with_short_ids(request)
     if isinstance(request, ImageEditRequest):
-        several = "[]" if len(request.image) > 1 else ""
-        names = (*[f"image{several}"] * len(request.image), "mask")
-        return _form(request, ("image", "mask"), zip(names, request.files, strict=False), asking, path)
+        return _edit(request, asking, path)
     headers = JSON_HEADERS | credentials(asking)
     extra: dict[str, Any] = dict(asking.extra)
     if asking.self_hosted:
@@ -142,6 +142,28 @@ def _transcription_form(request: TranscriptionRequest, asking: Asking, path: str
     told_as, streams = told_format(request, asking), asking.streams or None
     told = replace(request, response_format=told_as, stream=streams, user=None)
     return _form(told, ("file",), [("file", request.file)], asking, path)
+
+
+def _edit(request: ImageEditRequest, asking: Asking, path: str) -> UpstreamRequest:
+    """Return what makes pictures of others: a form, or JSON where some of these lie at addresses."""
+    drawn = [name for name in ("mask", "markup") if getattr(request, name) is not None]
+    if not any(file.url for file in request.files):
+        names = (*["image[]" if len(request.image) > 1 else "image"] * len(request.image), *drawn)
+        return _form(request, ("image", *drawn), zip(names, request.files, strict=True), asking, path)
+    if "markup" in drawn:
+        raise Unsayable("A 'markup' goes with pictures that come along: send them as data URLs.", param="markup")
+    data = iter(asking.uploads)
+    refs = [{"image_url": file.url or _data_url(file, next(data))} for file in request.files]
+    told = {name: value for name, value in msgspec.to_builtins(request).items() if name not in ("image", *drawn)}
+    told |= {"images": refs[: len(request.image)], **dict(zip(drawn, refs[len(request.image) :], strict=True))}
+    body = msgspec.json.encode({**told, **asking.extra})
+    return UpstreamRequest(
+        "POST", url_of(asking, path), JSON_HEADERS | credentials(asking), body, dropped=asking.left_out
+    )
+
+
+def _data_url(file: PictureFile, data: memoryview) -> str:
+    return f"data:{file.media_type};base64,{base64.b64encode(data).decode()}"
 
 
 def _form(

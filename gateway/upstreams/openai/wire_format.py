@@ -6,16 +6,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.upstreams.openai.events import OpenAIEvents
+from gateway.upstreams.openai.media_events import PictureEvents, TranscriptionEvents
 from gateway.upstreams.openai.replies import read_whole
 from gateway.upstreams.openai.request import write_count, write_request
 from gateway.upstreams.openai.speech import SpeechEvents
-from gateway.upstreams.openai.transcriptions import TranscriptionEvents
 from gateway.upstreams.wire.base import Asking, EventStream, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamFull, UpstreamUnable
 from gateway.upstreams.wire.filters import STATUSES, read_filtered
 from gateway.upstreams.wire.reading import read_error_fields, read_refused_field, read_retry_after, usual_failure
 from protocol.inference import Request, WholeReply, choices_asked
 from protocol.media.audio import SpeechRequest, TranscriptionRequest
+from protocol.media.images import ImageRequest
 from protocol.usage import Usage
 
 
@@ -40,11 +41,14 @@ class OpenAIFormat:
             raise
 
     def open_events(self, request: Request) -> EventStream:
-        """Return a reader for a streamed chat completion or completion, for speech, or for what is written of it."""
+        """Return a reader for a streamed chat completion or completion, for speech, what is written of it, or a
+        picture."""
         if isinstance(request, SpeechRequest):
             return SpeechEvents()
         if isinstance(request, TranscriptionRequest):
             return TranscriptionEvents()
+        if isinstance(request, ImageRequest):
+            return PictureEvents()
         return OpenAIEvents(choices_asked(request))
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> UpstreamFailure:

@@ -11,9 +11,9 @@ from gateway.upstreams.wire.errors import UpstreamFiltered
 
 STATUSES = (400, 403, 422, 451)
 
-# Azure's code, and that inside it; OpenAI's; Alibaba's two.
+# Azure's code, and that inside it; OpenAI's, and of pictures; Alibaba's two.
 CODES = frozenset(
-    {"content_filter", "responsibleaipolicyviolation", "content_policy_violation"}
+    {"content_filter", "responsibleaipolicyviolation", "content_policy_violation", "moderation_blocked"}
     | {"data_inspection_failed", "datainspectionfailed"}
 )
 # OpenAI of prompts to its reasoning models, Azure, Anthropic, xAI, OpenRouter, DeepSeek.
@@ -45,9 +45,9 @@ def read_filtered(error: Mapping[str, Any], status: int | None = None) -> Upstre
 
 
 def _categories(error: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a filter says that it found: Azure as results by category, OpenRouter as a list of reasons."""
+    """Yield what a filter says that it found: Azure as results by category, OpenRouter and OpenAI as a list."""
     match error:
         case {"innererror": {"content_filter_result": dict() as results}}:
             yield from (name for name, said in results.items() if isinstance(said, dict) and said.get("filtered"))
-        case {"metadata": {"reasons": list() as reasons}}:
+        case {"metadata": {"reasons": list() as reasons}} | {"moderation_details": {"categories": list() as reasons}}:
             yield from (reason for reason in reasons if isinstance(reason, str))
