@@ -254,8 +254,8 @@ def test_a_stream_of_pictures_ends_as_any(house: House, openai: OpenAI, upstream
 
 
 def test_what_may_not_go_out_is_not_edited(house: House, upstream: ScriptedUpstream) -> None:
-    """The prompt of an edit is judged before any upstream hears of it, whole or streamed; what the provider's own filter
-    takes is told as that, and its key does not rest."""
+    """The prompt of an edit is judged before any upstream hears of it, whole or streamed; what the provider's own
+    filter takes is told as that, and its key does not rest."""
     key = asyncio.run(make_team(house.settings, "team_safe_edits", safety=SafetyInput(input="block")))
     fields = {"model": "painter", "prompt": "The key is AKIAIOSFODNN7EXAMPLE."}
     with house.client(key) as client:

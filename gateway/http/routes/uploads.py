@@ -237,8 +237,9 @@ class UploadResponse:
         async with part_of(request, BodyRoom).taken(caller_of(request).team.id, size):
             kind, note = request.headers.get("content-type", ""), partial(note_model, request)
             if endpoint.takes_json and kind.startswith("application/json"):
-                body, data = Body(), with_deployment(request, b"".join([piece async for piece in self._body]))
-                asked = await off_loop(len(data), partial(body.asked, data, endpoint, note))
+                body, data = Body(), b"".join([piece async for piece in self._body])
+                named = partial(with_deployment, request, data)
+                asked = await off_loop(len(data), lambda: body.asked(named(), endpoint, note))
                 call = call_of(request, endpoint, asked, len(data), tuple(body.bytes))
                 del data
             else:
