@@ -112,9 +112,9 @@ def report_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 async def admin_usage(
-    connection: AsyncConnection, first: date, last: date, *, after: str | None, limit: int
+    connection: AsyncConnection, first: date, last: date, today: date, *, after: str | None, limit: int
 ) -> dict[str, Any]:
-    """Return what all teams used from ``first`` to ``last``, in the shape of GET /admin/usage.
+    """Return what all teams used from ``first`` to ``last``, and what each has used today, as GET /admin/usage has it.
 
     The connection's transaction has asked nothing yet.
     """
@@ -122,10 +122,16 @@ async def admin_usage(
     whole = await period(connection, None, first, last, GroupBy.TEAM, GroupBy.MODEL, most=DEAREST)
     records = await list_teams(connection, after=after, limit=limit + 1)
     page = [record.team.id for record in records[:limit]]
-    of_page = await period(connection, None, first, last, GroupBy.TEAM, teams=page)
-    used = {line.groups[0]: line for line in of_page.lines}
-    unused = Line(groups=(), total=Totals(), corrections=Totals())
-    teams = [{**team_view(record), "usage": _sums(used.get(record.team.id, unused))} for record in records]
+    used, used_today = await _used_by(connection, page, first, last), await _used_by(connection, page, today, today)
+    unused = _sums(Line(groups=(), total=Totals(), corrections=Totals()))
+    teams = [
+        {
+            **team_view(record),
+            "usage": used.get(record.team.id, unused),
+            "usage_today": used_today.get(record.team.id, unused),
+        }
+        for record in records
+    ]
     return {
         "from": first.isoformat(),
         "to": last.isoformat(),
@@ -134,6 +140,14 @@ async def admin_usage(
         "is_closed": whole.is_closed,
         **list_view(teams, limit),
     }
+
+
+async def _used_by(
+    connection: AsyncConnection, teams: Sequence[str], first: date, last: date
+) -> dict[str | None, dict[str, Any]]:
+    """Return what each of some teams used, where it used anything."""
+    statement = await period(connection, None, first, last, GroupBy.TEAM, teams=teams)
+    return {line.groups[0]: _sums(line) for line in statement.lines}
 
 
 def _line(use: Use, shared: Use, late: Mapping[tuple[str | None, ...], int]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 from msgspec import Struct
-from sqlalchemy import delete, func, select, text, tuple_, update
+from sqlalchemy import ColumnElement, delete, func, select, text, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -36,6 +36,7 @@ EVERY = 3.0  # seconds between looks
 SHARE = 0.05  # of one connection's time that looking may take: where it is slow, it is done less often
 LATE = 30.0  # seconds after midnight for which yesterday is still looked at: its last rows come a little later
 KEEP_FOR = timedelta(days=62)
+MOST_TOLD = 20  # budgets at once
 
 log = structlog.get_logger()
 
@@ -55,7 +56,7 @@ class Spending(Unshown, Struct, frozen=True, kw_only=True):
     month_nanousd: int
 
 
-class Reached(Struct, frozen=True, kw_only=True):
+class Reached(Struct, frozen=True):
     """A threshold that a scope has reached in a period."""
 
     team_id: str
@@ -203,10 +204,25 @@ async def read_spendings(connection: AsyncConnection, day: date) -> list[Spendin
     ]
 
 
+async def reached_budgets(connection: AsyncConnection, day: date, team_id: str | None) -> list[dict[str, Any]]:
+    """Return the budgets of that team, or of all, whose thresholds were reached on ``day`` or in its month, as their
+    events tell them: each once, the fullest first, at most as many as people read."""
+    budget, row = PLACE[:-1], budget_alerts.c
+    fullest = func.max(row.threshold)
+    query = select(*budget, fullest, func.max(row.used), func.max(row.cap)).where(_is_of(day)).group_by(*budget)
+    if team_id is not None:
+        query = query.where(row.team_id == team_id)
+    rows = await connection.execute(query.order_by(fullest.desc(), *budget).limit(MOST_TOLD))
+    return [event_data(Reached(*row[:2], LimitName(row[2]), *row[3:])) for row in rows]
+
+
 async def _known(connection: AsyncConnection, day: date) -> set[Place]:
-    periods = (f"{day}", f"{day:%Y-%m}")
-    rows = await connection.execute(select(*PLACE).where(budget_alerts.c.period.in_(periods)))
+    rows = await connection.execute(select(*PLACE).where(_is_of(day)))
     return {(row[0], row[1], row[2], row[3], row[4]) for row in rows}
+
+
+def _is_of(day: date) -> ColumnElement[bool]:
+    return budget_alerts.c.period.in_((f"{day}", f"{day:%Y-%m}"))
 
 
 async def _remember(connection: AsyncConnection, reached: Sequence[Reached]) -> bool:

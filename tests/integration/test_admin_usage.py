@@ -16,7 +16,7 @@ from billing.ledger.ledger import insert_records
 from gateway.reports.admin_report import DEAREST, admin_usage
 from gateway.storage.database import Database
 from gateway.storage.tables import teams
-from tests.support.clock import SetClock
+from tests.support.clock import NOON, SetClock
 from tests.support.factories import make_record
 
 TODAY = date(2026, 4, 5)
@@ -57,10 +57,10 @@ async def refund(connection: AsyncConnection, team_id: str) -> None:
     assert await add_correction(connection, booked) is None
 
 
-async def read(database: Database, after: str | None = None, limit: int = 100) -> dict[str, Any]:
+async def read(database: Database, after: str | None = None, limit: int = 100, first: date = TODAY) -> dict[str, Any]:
     """Return a page."""
     async with database.begin() as connection:
-        return await admin_usage(connection, TODAY, TODAY, after=after, limit=limit)
+        return await admin_usage(connection, first, TODAY, TODAY, after=after, limit=limit)
 
 
 async def test_totals_are_of_all_teams_whatever_the_page_shows(database: Database) -> None:
@@ -112,6 +112,19 @@ async def test_a_team_without_calls_is_there_with_zeros(database: Database) -> N
     assert page["dearest"] == [] and page["total"]["cost_usd_exact"] == "0.00"
 
 
+async def test_today_is_told_beside_the_period(database: Database) -> None:
+    """Of each team: what a day's limit is compared with."""
+    yesterday = SetClock(NOON - 86_400)
+    async with database.begin() as connection:
+        await connection.execute(insert(teams).values(id="quiet", name="Quiet"))
+        for clock in (yesterday, yesterday, SetClock()):
+            await insert_records(connection, [make_record(clock.new_id(), team_id="quiet")], today=clock.today())
+
+    [team] = (await read(database, first=yesterday.today()))["data"]
+
+    assert (team["usage"]["requests"], team["usage_today"]["requests"]) == (3, 1)
+
+
 async def test_a_page_costs_as_many_statements_however_many_teams(database: Database) -> None:
     """Postgres is asked the same few times for one team as for two hundred."""
     asked: list[str] = []
@@ -124,4 +137,4 @@ async def test_a_page_costs_as_many_statements_however_many_teams(database: Data
 
     await read(database, limit=1000)
 
-    assert len(asked) == alone <= 5
+    assert len(asked) == alone <= 6

@@ -185,7 +185,7 @@ async def test_pages_of_all_teams_read_no_call(database: Database) -> None:
         await scanning(database, ask)
         for ask in (
             lambda on: admin_report(on, quick_one, CATALOG, first, TODAY),
-            lambda on: admin_usage(on, first, TODAY, after=None, limit=200),
+            lambda on: admin_usage(on, first, TODAY, TODAY, after=None, limit=200),
             *(partial(series, asked=each) for each in asked),
         )
     ]

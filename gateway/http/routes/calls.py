@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from litestar import Response, get
 from litestar.params import FromPath
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.accounts.guards import team_admin_guard, team_guard, team_reading_guard
 from gateway.accounts.teams import check_team
 from gateway.contents.store import ContentStore
+from gateway.core.clock import Clock
 from gateway.http.exchange import (
     AnyRequest,
     act_of,
@@ -29,6 +34,7 @@ from gateway.reports.call_filter import NAMES, read_filter
 from gateway.reports.call_list import list_calls, show_call
 from gateway.reports.series import NAMES as SERIES_NAMES
 from gateway.reports.series import read_series_query, series
+from gateway.webhooks.budget_alerts import reached_budgets
 
 
 @get("/v1/calls", guards=[team_guard], summary="List a team's calls", query=NAMES)
@@ -94,7 +100,7 @@ async def get_contents_of_any(request: AnyRequest, request_id: FromPath[str]) ->
     return answer(await part_of(request, ContentStore).read(request_id, act_of(request), now_of(request), own))
 
 
-@get("/v1/series", guards=[team_guard], summary="Show a team's calls over time", query=SERIES_NAMES)
+@get("/v1/series", guards=[team_guard], summary="Show a team's calls over time", query=(*SERIES_NAMES, "budgets"))
 async def get_series(request: AnyRequest) -> Response[bytes]:
     """Show metrics of the team's calls over time: a value for each ``step`` (minute, hour, day), in all and by line.
 
@@ -102,21 +108,22 @@ async def get_series(request: AnyRequest) -> Response[bytes]:
     cost_usd, saved_usd, first_token_ms, total_ms, or up to six with commas between. ``by``: key, model, provider,
     status, tier, route_reason or code; the ``top`` lines (1 to 50), the rest as one. ``percentile`` (1 to 99.9): of
     times. ``from`` and ``to`` are UTC days or moments; ``compare=before`` adds the totals of as much time before.
-    ``key``, ``model``, ``provider``, ``status``, ``tier`` and ``route_reason`` choose. Reading counts against no rate
-    of the team.
+    ``key``, ``model``, ``provider``, ``status``, ``tier`` and ``route_reason`` choose. ``budgets=true`` adds the
+    ``budgets`` of which 80 or 100 % is used. Reading counts against no rate of the team.
     """
     caller = caller_of(request)
     part_of(request, ReadLimit).take(caller.team.id)
-    asked = read_series_query(read_parameters(request), now_of(request), caller.team.id, for_admin=False)
+    query = read_parameters(request)
+    asked = read_series_query(query, now_of(request), caller.team.id, for_admin=False)
     async with transaction(request) as connection:
-        return answer(await series(connection, asked))
+        return answer(await series(connection, asked) | await _budgets(request, connection, query, caller.team.id))
 
 
 @get(
     "/admin/series",
     guards=[team_reading_guard],
     summary="Show the calls of all teams over time",
-    query=(*SERIES_NAMES, "team_id", "health"),
+    query=(*SERIES_NAMES, "team_id", "health", "budgets"),
 )
 async def get_series_of_all(request: AnyRequest) -> Response[bytes]:
     """Show metrics of the calls of all teams, or of ``team_id``, over time; parameters as of ``/v1/series``, and
@@ -128,7 +135,17 @@ async def get_series_of_all(request: AnyRequest) -> Response[bytes]:
     async with transaction(request) as connection:
         found = await series(connection, asked)  # first: it sets the transaction's isolation
         await check_team(connection, query.get("team_id"))
+        found |= await _budgets(request, connection, query, query.get("team_id"))
     if with_health:
         found["health"] = await health_of(request)
         found["breakers"] = [one for one in breakers_view(request) if one["state"] != "closed"]
     return answer(found)
+
+
+async def _budgets(
+    request: AnyRequest, connection: AsyncConnection, query: Mapping[str, str], team_id: str | None
+) -> dict[str, Any]:
+    """Return the budgets that are nearly used, or used up, where they are asked for."""
+    if not read_flag(query, "budgets"):
+        return {}
+    return {"budgets": await reached_budgets(connection, part_of(request, Clock).today(), team_id)}

@@ -168,12 +168,13 @@ async def get_usage_of_all(request: AnyRequest) -> Response[bytes]:
     """Show every team with what it used on a UTC day (``date``; default: today) or on several (``from``, ``to``).
 
     ``total`` and ``dearest`` are of all teams, ``data`` goes in the order of their ids: ``after`` is the last id of the
-    page before, ``limit`` at most 1000.
+    page before, ``limit`` at most 1000. ``usage_today`` of each is of the UTC day that runs.
     """
     query, limit = read_query(request)
-    first, last = read_span(query, part_of(request, Clock).today())
+    today = part_of(request, Clock).today()
+    first, last = read_span(query, today)
     async with transaction(request) as connection:
-        return answer(await admin_usage(connection, first, last, after=query.get("after"), limit=limit))
+        return answer(await admin_usage(connection, first, last, today, after=query.get("after"), limit=limit))
 
 
 def _wants_csv(query: Mapping[str, str]) -> bool:

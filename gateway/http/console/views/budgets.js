@@ -3,7 +3,7 @@
 
 import { Limit, NAMED, Named, inWords, limitOf } from "../limits.js";
 import {
-  Drawer, Facts, Figure, Meter, PERIODS, Problem, Table, count, href, html, owed, path, usd, useData,
+  Drawer, Facts, Figure, Meter, PERIODS, Problem, Table, count, href, html, owed, path, percent, teamWords, usd, useData,
 } from "../ui.js";
 
 const BUDGETS = [
@@ -45,7 +45,7 @@ function OfOwn({ api }) {
       <${Figure} label="Month ends at" value=${html`<span class=${limit !== null && used * ahead() > limit ? "bad" : ""}>${usd(used * ahead(), [used])}</span>`}>${limit !== null && used * ahead() > limit ? "past its limit, at the rate so far" : "at the rate so far"}<//>
     </div>`}
     <div class="columns">
-      <section><h2>${team.name}</h2><${Bars} scope=${team} left=${api.left} /></section>
+      <section><h2>${teamWords(team)}</h2><${Bars} scope=${team} left=${api.left} /></section>
       <section><h2>This key${team.key.name ? `, ${team.key.name}` : ""}</h2><${Bars} scope=${team.key} left=${{}} /></section>
     </div>
     ${["user_limits", "tag_limits"].map((field) => Object.keys(team[field]).length > 0 && html`<section><h2>${NAMED[field][0]}</h2>
@@ -80,23 +80,26 @@ function OfTeams({ api, query, go }) {
   const ends = (team) => owed(team.usage) * ahead();
   const among = data ? data.data.map((team) => owed(team.usage)) : [];
   const columns = [
-    ["Team", (team) => html`<a href=${href("budgets", { ...query, team: team.id })}>${team.name || team.id}</a>`, "name"],
+    ["Team", (team) => html`<a href=${href("budgets", { ...query, team: team.id })}>${team.id}</a>`, "name"],
+    ["Name", (team) => team.name, "name wide"],
     ["This month", (team) => usd(owed(team.usage), among), "number"],
-    ["Of its limit", (team) => (team.limits.usd_per_month === null ? html`<span class="soft">no limit</span>` : html`<${Part} used=${owed(team.usage)} limit=${Number(team.limits.usd_per_month)} />`), "wide"],
+    ["Fullest limit", (team) => html`<${Fullest} team=${team} />`],
     ["Ends at", (team) => html`<span class=${team.limits.usd_per_month !== null && ends(team) > team.limits.usd_per_month ? "bad" : ""}>${usd(ends(team), among)}</span>`, "number wide"],
-    ["Limit a month, $", (team) => html`<${Limit} ...${limitOf(api, team, "usd_per_month", again)} />`, "number"],
+    ["Limit a month, $", (team) => html`<${Limit} ...${limitOf(api, team, "usd_per_month", again)} />`, "number wide"],
     ["Limit a day, $", (team) => html`<${Limit} ...${limitOf(api, team, "usd_per_day", again)} />`, "number wide"],
   ];
+  const near = data ? data.data.filter((team) => fullestOf(team)?.part >= 0.8) : [];
   const past = data ? data.data.filter((team) => team.limits.usd_per_month !== null && ends(team) > team.limits.usd_per_month) : [];
   return html`
     ${data && data.data.length > 0 && html`<div class="figures">
       <${Figure} label="This month, all teams" value=${usd(owed(data.total))}>ends at ${usd(owed(data.total) * ahead())}<//>
-      <${Figure} label=${query.after || data.has_more ? "Of these teams, past their limit at its end" : "Past their limit at its end"} value=${count(past.length)}>${past.length ? past.slice(0, 3).map((team) => team.name || team.id).join(", ") : "no team"}<//>
+      <${Figure} label=${query.after || data.has_more ? "Of these teams, near or past a limit now" : "Near or past a limit now"} value=${count(near.length)}>${near.length ? near.slice(0, 3).map((team) => team.id).join(", ") : "no team"}<//>
+      <${Figure} label=${query.after || data.has_more ? "Of these teams, past their limit at its end" : "Past their limit at its end"} value=${count(past.length)}>${past.length ? past.slice(0, 3).map((team) => team.id).join(", ") : "no team"}<//>
     </div>`}
     <p class="soft">Of ${from} to ${to}, UTC. “Ends at” is the month’s end at the rate so far. An empty limit is none.</p>
     ${error && html`<${Problem} error=${error} again=${again} />`}
     ${data && html`<${Table} label="Budgets of teams" columns=${columns} rows=${data.data} keyOf=${(team) => team.id}
-        empty=${html`No teams yet. <a href=${href("teams")}>Create one</a>`} foot=${["All teams", usd(owed(data.total), among), "", "", "", ""]} />
+        empty=${html`No teams yet. <a href=${href("teams")}>Create one</a>`} foot=${["All teams", "", usd(owed(data.total), among), "", "", "", ""]} />
       <div class="bar">
         ${query.after && html`<button onClick=${() => go({ after: null })}>First teams</button>`}
         ${data.has_more && html`<button onClick=${() => go({ after: data.data.at(-1).id })}>Next teams</button>`}
@@ -104,15 +107,31 @@ function OfTeams({ api, query, go }) {
     ${query.team && html`<${OneTeam} key=${query.team} api=${api} id=${query.team} close=${() => go({ team: null })} />`}`;
 }
 
-function Part({ used, limit }) {
-  const part = used / Math.max(limit, 1e-9);
-  return html`<div class="meter"><svg class=${part >= 1 ? "full" : part >= 0.8 ? "near" : ""} viewBox="0 0 100 1" preserveAspectRatio="none" role="img" aria-label=${`${Math.round(100 * part)} % of the limit`}>
-    <rect class="whole" width="100" height="1" /><rect class="used" width=${Math.min(100, 100 * part)} height="1" /></svg></div>`;
+// The limit of a team's own of which most is used: { part, words }, or null where it has none.
+function fullestOf({ limits, usage, usage_today: today }) {
+  const tokens = [today, today.corrections ?? {}].reduce((sum, of) => sum + (of.input_tokens ?? 0) + (of.output_tokens ?? 0), 0);
+  const all = [
+    [owed(usage), limits.usd_per_month, "this month"],
+    [owed(today), limits.usd_per_day, "today"],
+    [tokens, limits.tokens_per_day, "of today’s tokens"],
+  ];
+  const found = all.filter(([, limit]) => limit !== null).map(([used, limit, words]) => ({ part: used / Math.max(limit, 1e-9), words }));
+  return found.toSorted((a, b) => b.part - a.part)[0] ?? null;
+}
+
+function Fullest({ team }) {
+  const fullest = fullestOf(team);
+  if (fullest === null) return html`<span class="soft">no limit</span>`;
+  const { part, words } = fullest;
+  const state = part >= 1 ? "full" : part >= 0.8 ? "near" : "";
+  return html`<div class="meter"><p class=${{ full: "bad", near: "warn" }[state] ?? "soft"}>${percent(part)} ${words}</p>
+    <svg class=${`${state} wide`} viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">
+      <rect class="whole" width="100" height="1" /><rect class="used" width=${Math.min(100, 100 * part)} height="1" /></svg></div>`;
 }
 
 function OneTeam({ api, id, close }) {
   const { data: team, error, again } = useData(api, `/admin/teams/${encodeURIComponent(id)}`);
-  return html`<${Drawer} title=${team ? team.name || team.id : id} close=${close}>
+  return html`<${Drawer} title=${team ? teamWords(team) : id} close=${close}>
     ${error && html`<${Problem} error=${error} again=${again} />`}
     ${team && html`<section><${Bars} scope=${team} left=${{}} /></section>
       <section><h3>Limits</h3>${Object.keys(team.limits).map((name) => html`<div class="bar"><span>${LIMITS[name]}</span><span class="end"><${Limit} ...${limitOf(api, team, name, again)} /></span></div>`)}</section>

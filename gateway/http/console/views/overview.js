@@ -30,7 +30,7 @@ export default function Overview({ api, role, query, go }) {
   const step = days <= (by === "team" ? 2 : 8) ? "hour" : "day"; // every hour of every team is a lot
   const source = role === "admin" ? "/admin/series" : "/v1/series";
   const ofAdmins = role === "admin" ? { team_id: team, health: api.team ? null : "true" } : {};
-  const asked = { metric: METRICS.join(","), step, by, from, to, compare: "before", ...ofAdmins };
+  const asked = { metric: METRICS.join(","), step, by, from, to, compare: "before", budgets: "true", ...ofAdmins };
   const now = useData(api, path(source, asked), { every: EVERY });
   const words = name === "today" ? "yesterday" : days === 1 ? "the day before" : `the ${days} days before`;
   const offered = role === "admin" ? [...(api.team ? [] : ["team"]), "model", "provider"] : ["model", "key"];
@@ -42,8 +42,8 @@ export default function Overview({ api, role, query, go }) {
     ${now.error && html`<${Problem} error=${now.error} again=${now.again} />`}
     ${now.data && html`
       <${Figures} now=${now.data} before=${now.data.before} words=${words} />
-      <${Attention} series=${now.data} query=${query} />
-      <${Charted} series=${now.data} by=${by} offered=${offered} query=${query} go=${go} />
+      <${Attention} series=${now.data} query=${query} isAdmin=${role === "admin" && !api.team} />
+      ${now.data.data.length > 0 && html`<${Charted} series=${now.data} by=${by} offered=${offered} query=${query} go=${go} />`}
       <${Lines} series=${now.data} by=${by} period=${{ period: query.period, from: query.from, to: query.to }} />`}`;
 }
 
@@ -56,7 +56,8 @@ function Figures({ now, before, words }) {
     if (!Number(other)) return `none ${words}`;
     if (other < 0) return "–"; // a refund, of which nothing is a part
     const ratio = one / other;
-    return ratio > 10 ? `${ratio.toFixed(0)} times ${words}` : `${ratio >= 1 ? "+" : "−"}${Math.abs(100 * (ratio - 1)).toFixed(0)} % on ${words}`;
+    const part = Math.round(100 * (ratio - 1));
+    return ratio > 10 ? `${ratio.toFixed(0)} times ${words}` : `${part > 0 ? "+" : part < 0 ? "−" : "±"}${Math.abs(part)} % on ${words}`;
   };
   const late = now.corrections && Number(now.corrections.cost_usd);
   const errors = (series) => rateOf(totalOf(series, "errors"), totalOf(series, "requests"));
@@ -68,7 +69,16 @@ function Figures({ now, before, words }) {
   </div>`;
 }
 
-function Attention({ series, query }) {
+// What is used of a limit, as its alert told: which, of whom, and where it stands.
+function Reached({ budget, isAdmin }) {
+  const { limit, threshold, team_id: team, key_id: key } = budget;
+  const [amount, span] = [limit.startsWith("usd") ? usd(budget.cap) : `${count(budget.cap)} tokens`, limit.split("_per_")[1]];
+  const whose = [isAdmin && team, key && `key ${key}`].filter(Boolean).join(", ");
+  const words = threshold >= 100 ? `${amount} a ${span} are used up` : `${threshold} % of ${amount} a ${span} are used`;
+  return html`${whose && `${whose}: `}<a href=${href("budgets", isAdmin ? { team } : {})}>${words}</a>`;
+}
+
+function Attention({ series, query, isAdmin }) {
   const health = series.health ? Object.entries(series.health.parts) : []; // not told of one team,
   const open = series.breakers ?? []; // nor these
   const ill = health.filter(([, state]) => state !== "ok");
@@ -77,6 +87,7 @@ function Attention({ series, query }) {
   const found = [
     ...ill.map(([part, state]) => html`${part}: ${state}`),
     ...open.map((one) => html`<a href=${href("models")}>${one.model} at ${one.provider}</a> is ${one.forced ? "not called: its breaker was opened by hand" : `not called: breaker ${one.state.replace("_", " ")}`}`),
+    ...series.budgets.map((one) => html`<${Reached} budget=${one} isAdmin=${isAdmin} />`),
     ...(rateOf(errors, requests) > 0.02 ? [html`<a href=${calls("failed")}>${count(errors)} ${errors === 1 ? "call" : "calls"} failed</a>, ${percent(rateOf(errors, requests))} of all`] : []),
     ...(refused > 0 ? [html`<a href=${calls("refused")}>${count(refused)} ${refused === 1 ? "call was" : "calls were"} refused</a>`] : []),
   ];
@@ -95,7 +106,9 @@ function Charted({ series, by, offered, query, go }) {
     import("../chart.js").then((module) => setChart(() => module.Chart), () => {});
   }, []);
   const metric = query.metric in SHOWN ? query.metric : "cost_usd";
-  const [words, shown, ticks] = SHOWN[metric];
+  const [words, plain, ticks] = SHOWN[metric];
+  const most = Math.max(0, ...series.data.map((line) => Number(line.cost_usd.total)));
+  const shown = metric === "cost_usd" ? (value) => usd(value, [most]) : plain; // with as many digits each
   const isStacked = metric !== "first_token_ms";
   const lines = isStacked
     ? series.data.map((line) => ({ name: nameOf(line, by), values: line[metric].values })).toSorted((a, b) => sumOf(b) - sumOf(a))
