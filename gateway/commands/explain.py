@@ -11,7 +11,7 @@ import typer
 from gateway.commands.command_line import cli_actor, read_settings, run
 from gateway.contents.store import PURPOSE, read_contents
 from gateway.core.clock import Clock
-from gateway.reports.call_list import show_call
+from gateway.reports.call_list import PROCESS_LOST, show_call
 from gateway.storage.encryption import Sealer
 from gateway.terminal.options import Where, with_options
 from gateway.terminal.printing import Format, printable, say, show, text_of
@@ -74,7 +74,10 @@ def _say_row(call: Mapping[str, Any]) -> None:
     say(f"{'held':18} {held['tokens']} tokens, {held['cost_usd']:f} USD")
     for one in call.get("safety", ()):  # none from a gateway of an earlier version
         say(f"{'safety':18} {one['action'].replace('_', ' ')}: {printable(', '.join(one['findings']))}")
-    show(Format.TABLE, None, ATTEMPTS, call["attempts"], "Attempts")
+    if call["attempts"] or call["code"] == PROCESS_LOST:
+        show(Format.TABLE, None, ATTEMPTS, call["attempts"], "Attempts")
+    else:
+        say(f"{'attempts':18} none: the call ended before an upstream was asked")
     if left_out := call["left_out"]:
         show(Format.TABLE, None, ("model", "codes"), left_out, "Left out of its route, and why")
     if lines := call["price"]["lines"]:

@@ -56,7 +56,7 @@ class Spending(Unshown, Struct, frozen=True, kw_only=True):
     month_nanousd: int
 
 
-class Reached(Struct, frozen=True):
+class Reached(Struct, frozen=True, kw_only=True):
     """A threshold that a scope has reached in a period."""
 
     team_id: str
@@ -208,12 +208,12 @@ async def reached_budgets(connection: AsyncConnection, day: date, team_id: str |
     """Return the budgets of that team, or of all, whose thresholds were reached on ``day`` or in its month, as their
     events tell them: each once, the fullest first, at most as many as people read."""
     budget, row = PLACE[:-1], budget_alerts.c
-    fullest = func.max(row.threshold)
-    query = select(*budget, fullest, func.max(row.used), func.max(row.cap)).where(_is_of(day)).group_by(*budget)
+    threshold, used, cap = (func.max(row[name]).label(name) for name in ("threshold", "used", "cap"))
+    query = select(*budget, threshold, used, cap).where(_is_of(day)).group_by(*budget)
     if team_id is not None:
         query = query.where(row.team_id == team_id)
-    rows = await connection.execute(query.order_by(fullest.desc(), *budget).limit(MOST_TOLD))
-    return [event_data(Reached(*row[:2], LimitName(row[2]), *row[3:])) for row in rows]
+    rows = (await connection.execute(query.order_by(threshold.desc(), *budget).limit(MOST_TOLD))).mappings()
+    return [event_data(from_row(Reached, row, limit=LimitName(row["limit_name"]))) for row in rows]
 
 
 async def _known(connection: AsyncConnection, day: date) -> set[Place]:

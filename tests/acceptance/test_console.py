@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
+import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -22,6 +27,7 @@ from sqlalchemy import insert
 
 import gateway.http.console
 from billing.core.money import to_nano
+from billing.core.records import Attempt, Status
 from billing.ledger.instance_samples import SECOND, Look, book_look
 from billing.ledger.ledger import insert_records
 from gateway.core.clock import Clock
@@ -29,7 +35,9 @@ from gateway.core.settings import Fleet, Pool, ProviderSettings
 from gateway.fleet.rollouts import Rolling, rollout_key
 from gateway.storage.database import Database
 from gateway.storage.tables import teams
+from gateway.webhooks.budget_alerts import BudgetAlerts
 from tests.support.browser import READY, Browser, Page, browser
+from tests.support.clock import SetClock
 from tests.support.factories import make_record
 from tests.support.house import House, running_house, settings_for
 from tests.support.paying_team import PayingTeam
@@ -188,7 +196,7 @@ def test_admin_sees_the_house(house: House, page: Page) -> None:
     page.fill("[aria-label^='Search teams']", team_id)
     page.press("Enter")
     page.wait("document.querySelectorAll('tbody tr').length === 1")
-    page.click(MARKUP)
+    page.click(team_id)
     page.wait_text("Revoke")
     listed = page.text()
     page.click("Its budgets")
@@ -212,6 +220,26 @@ def test_what_callers_name_is_text(house: House, page: Page) -> None:
 
     assert page.text().count(MARKUP) >= 3  # the chip, the user, the tag
     assert page.look("window.broken") is None
+
+
+def test_a_call_that_reached_no_upstream_says_so(house: House, page: Page) -> None:
+    """In the place of its waterfall, with the models that were left out and why; attempts side by side say so, too."""
+    team = PayingTeam(house)
+    unasked = team.book(status=Status.FAILED, total_ms=31.0, left_out={"large": ("breaker_open",)})
+    slow = Attempt("up/a/http://a/v1/small", "hedge_lost", 900.0)
+    beside = Attempt("up/b/http://b/v1/small", "ok", 200.0, hedge=True)
+    hedged = team.book(attempts=(slow, beside), first_token_ms=900.0, total_ms=1000.0)
+
+    enter(page, house, team.key, "calls", call=unasked)
+    page.wait_text("Waterfall No upstream was asked: the call ended in the gateway, and costs nothing.")
+    left = page.text()
+    page.open(f"{house.url}/console/calls?call={hedged}")
+    page.wait_text("up/b small: asked beside the first")
+    bars = page.look("[...document.querySelectorAll('.waterfall .span')].map((each) => Number(each.getAttribute('x')))")
+
+    assert "Left out of its route Model Why large breaker open" in left
+    assert "up/a small: the other was sooner 900 ms" in page.text()
+    assert bars == [0, 70, 90]
 
 
 def test_a_call_is_found_by_keys_alone_after_few_requests(house: House, page: Page) -> None:
@@ -267,6 +295,27 @@ def test_team_sees_what_is_left_of_its_limits(house: House, page: Page) -> None:
     assert "Month ends at $0.00 at the rate so far" in page.text()
     assert "Requests a minute at most 60" in page.text()  # what is left of it, only an answer says
     assert "Teams and keys" not in page.text()
+
+
+def test_limits_that_are_nearly_used_are_told(house: House, page: Page) -> None:
+    """A day's, too: in the overview, to the team and to admins, and in the team's row of the budgets."""
+    team = PayingTeam(house, usd_per_day=7, usd_per_month=7000)
+    team.correct(cost_usd="6.30").raise_for_status()
+
+    async def look() -> None:
+        database = Database(house.settings.database_url, pool_size=1)
+        await BudgetAlerts(database, Clock()).look()
+        await database.close()
+
+    asyncio.run(look())
+    enter(page, house, team.key)
+    page.wait_text("80 % of $7.00 a day are used")
+    page.click("Sign out")
+    enter(page, house, house.admin_key, "overview", team=team.id)
+    page.wait_text(f"{team.id}: 80 % of $7.00 a day are used")
+    page.open(f"{house.url}/console/budgets?after={team.id[:-1]}")
+    page.wait_text(f"{team.id} {team.id} $6.30 90 % today")
+    page.wait_text("near or past a limit now")
 
 
 def test_team_sees_what_was_corrected(house: House, page: Page) -> None:
@@ -666,7 +715,7 @@ def test_what_is_typed_outlives_the_key_that_ends(house: House, page: Page) -> N
         enter(page, house, second["key"], "playground")
         page.fill("#prompt", "a long thought")
         for ended, key, kept in ((second, third["key"], True), (third, other, False)):
-            page.wait("sessionStorage.getItem('tollgate-key') !== null")
+            page.wait_text(f"Team {team_id}")  # the page knows whose key it is, so whose page to keep
             admin.delete(f"/admin/keys/{ended['key_id']}").raise_for_status()
             page.look("document.querySelector('#prompt').focus()")
             page.press("Enter")
@@ -691,6 +740,121 @@ def test_a_deleted_team_is_told_from_a_suspended_one(house: House, page: Page) -
 
     assert page.look("document.querySelector('dialog .state').innerText") == "deleted"
     assert page.look("[...document.querySelectorAll('dialog button')].map((each) => each.innerText)") == ["Close"]
+
+
+class Clicks:
+    """A reader's hands that count what they click; what is typed, and Enter, are none."""
+
+    def __init__(self, page: Page) -> None:
+        self._page, self.count = page, 0
+
+    def on(self, words: str) -> None:
+        """Click on what reads, or is named, so."""
+        self.count += 1
+        self._page.click(words)
+
+    def into(self, selector: str, words: str) -> None:
+        """Click into a field, type there, and press Enter."""
+        self.count += 1
+        self._page.fill(selector, words)
+        self._page.press("Enter")
+
+
+def test_questions_are_answered_in_three_clicks(house: House, page: Page) -> None:
+    """Each of docs/console.md that the console answers, from the overview on."""
+    team = PayingTeam(house, usd_per_day=7)
+    line = {"custom_id": "a", "body": {"model": "small", "messages": [{"role": "user", "content": "x"}]}}
+    with house.client(team.key) as client, house.client(house.admin_key) as admin:
+        refused = client.post("/v1/chat/completions", json=line["body"] | {"model": "none"}).headers["x-request-id"]
+        batch = client.post("/v1/batch", json={"requests": [line]}).raise_for_status().json()["batch_id"]
+        admin.patch(f"/admin/teams/{team.id}", json={"limits": {"usd_per_day": 8}}).raise_for_status()
+    cached = team.book(attempts=(Attempt("up/a/http://a/v1/small", "cached", 0.0),))
+    team.book(provider="azure", status=Status.FAILED, total_ms=77_000)
+    team.book(SetClock(time.time() - 86_400), cost_nanousd=to_nano(90_000))
+    search, rows, taken = "header input[type=search]", "document.querySelectorAll('tbody tr').length", {}
+
+    def clicks(question: str) -> Clicks:
+        page.open(f"{house.url}/console/overview")
+        page.wait_text("Needs attention")
+        return taken.setdefault(question, Clicks(page))
+
+    enter(page, house, team.key)
+    clicks("Why was my call refused?").into(search, refused)
+    page.wait_text("The models that there are")
+    clicks("Was it hedged, cached, redacted?").into(search, cached)
+    page.wait_text("up/a small: from the cache")
+    hands = clicks("Which calls took longest?")
+    hands.on("Calls")
+    page.wait("Boolean(document.querySelector('.chips select'))")
+    hands.count += 1
+    change = "e.value = 'min_ms'; e.dispatchEvent(new Event('change', { bubbles: true }))"
+    page.look(f"(e => {{ {change} }})(document.querySelector('.chips select'))")
+    hands.into("[aria-label='Its value']", "10000")
+    page.wait(f"{rows} === 1")
+    hands = clicks("What did batch B cost?")
+    hands.on("Batches")
+    page.wait(f"{rows} === 1")
+    hands.count += 1
+    page.look("document.querySelector('tbody a').click()")
+    page.wait_text(f"Batch {batch}")
+    page.wait_text("Cost $0.00")
+    clicks("What is left of my budget?").on("Budgets")
+    page.wait_text("left of $8.00")
+    page.click("Sign out")
+    enter(page, house, house.admin_key)
+    hands = clicks("Who spent the most yesterday, and on what?")
+    hands.on("Yesterday")
+    page.wait(f"document.querySelector('tbody a')?.innerText === {json.dumps(team.id)}")
+    hands.on(team.id)
+    page.wait_text("gpt-4o 1")
+    hands = clicks("Which provider failed between two and three tonight?")
+    hands.on("Errors")
+    hands.on("By provider")
+    page.wait("document.querySelector('.legend')?.innerText.includes('azure')")
+    hands = clicks("Who changed the limits of team T?")
+    hands.on("Audit log")
+    hands.into("[aria-label='Team']", team.id)
+    hands.into("[aria-label^='Action']", "team.updated")
+    page.wait_text("limits.usd_per_day 8")
+
+    told = (Path(__file__).parents[2] / "docs" / "console.md").read_text()
+    asked = re.findall(r"^\| (.+\?) \| (.+?) \| .*\|$", told, re.MULTILINE)
+    assert {question for question, way in asked if way.strip()} == taken.keys()
+    assert {question: hands.count for question, hands in taken.items() if hands.count > 3} == {}
+
+
+SNIPPETS = {"curl": ["bash"], "Python": [sys.executable, "-"], "JavaScript": ["node", "--input-type=module", "-"]}
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("language", SNIPPETS)
+def test_what_is_copied_runs_as_it_is(house: House, page: Page, upstream: ScriptedUpstream, language: str) -> None:
+    """The same call as curl, Python or JavaScript, pasted into a shell, with a prompt that each would have to quote."""
+    if shutil.which(SNIPPETS[language][0]) is None:
+        pytest.skip(f"SKIPPED: {SNIPPETS[language][0]} is not installed")
+    prompt = 'Don\'t say "$HOME", `id`, \\n or 100 % — say 你好 \U0001f44b\nin two lines'
+    enter(page, house, house.team_key, "playground", models="small,large,claude,gemini", user="ann")
+    page.fill("#prompt", prompt)
+    page.look("navigator.clipboard.writeText = (text) => { globalThis.copied = text; return Promise.resolve(); }")
+    page.click(f"Copy as {language}")
+    snippet = page.wait("globalThis.copied")
+    page.click("Send")
+    page.wait("document.body.innerText.match(/tokens\\/s/g)?.length === 4")
+    team = PayingTeam(house)
+    done = subprocess.run(
+        SNIPPETS[language],
+        input=snippet,
+        cwd=Path(__file__).parents[1] / "node",
+        env=os.environ | {"TOLLGATE_KEY": team.key},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)["choices"][0]["message"]["content"] if language == "curl" else done.stdout
+    assert said.strip() and (upstream.requests[-1].body or {})["messages"] == [{"role": "user", "content": prompt}]
 
 
 def test_no_view_is_wider_than_a_phone(house: House, page: Page) -> None:

@@ -1,62 +1,106 @@
-# Every view of the console under axe-core, which npm brings: contrast, names, roles, order, in both colour schemes, on
-# a screen and on a phone.
+# Every view of the console under axe-core, which npm brings: contrast, names, roles, order; for each role, over a house
+# in the middle of its month and one where nothing was called yet, in both colour schemes, on a screen and on a phone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.browser import READY, browser
-from tests.support.house import House
-from tests.support.paying_team import PayingTeam
+import gateway.http.console
+from tests.support.browser import READY, Browser, Page, browser
+from tests.support.house import House, running_house, settings_for
+from tests.support.rich_house import ROLES, keys_of, rich_house
+from tests.support.scripted_mcp import ScriptedMcp
+from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.servers import database_of_its_own
+from tests.support.temporary_stores import temporary_valkey
 
 AXE = Path(__file__).parents[1] / "node" / "node_modules" / "axe-core" / "axe.min.js"
-FOR_TEAMS = ("overview", "calls", "budgets", "models", "tools", "playground", "routing", "batches")
-FOR_ADMINS = (*FOR_TEAMS, "teams", "fleet", "finance", "audit")
-FOUND = "axe.run(document, {resultTypes: ['violations']}).then((done) => done.violations.map(told))"
-TOLD = "const told = (one) => `${one.id}: ${one.nodes.map((node) => node.html.slice(0, 120)).join(' ')}`; 0"
+FOUND = "axe.run(document, {resultTypes: ['violations']%s}).then((done) => done.violations.map(told))"
+COLOURS = (
+    ", runOnly: {type: 'rule', values: ['color-contrast', 'link-in-text-block']}"  # which the scheme alone changes
+)
+TOLD = "globalThis.told = (one) => `${one.id}: ${one.nodes.map((node) => node.html.slice(0, 120)).join(' ')}`; 0"
+LOOKS = [(width, is_dark) for width in (1280, 390) for is_dark in (False, True)]
+SETTLED = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+VIEWS = {"team": 8, "viewer": 12, "finance": 12, "operator": 12, "team-admin": 8, "admin": 12}  # that each may see
+# What lies over a view once it is opened: the link that opens it.
+DRAWERS = {"calls": "tbody a", "batches": "tbody a", "budgets": "tbody a", "teams": "tbody a"}
 
 pytestmark = pytest.mark.peers
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
-def test_every_view_is_clean(house: House, width: int, *, is_dark: bool) -> None:
-    """Nothing is found in the sign-in, in any view of a team or an admin, or in the drawers of a call and a team."""
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """One browser for all of these."""
     if not AXE.is_file():
         pytest.skip("SKIPPED: axe-core is not in tests/node: npm install --prefix tests/node")
-    team = PayingTeam(house, usd_per_day=7)
-    with house.client(house.admin_key) as admin:
-        limited = {"user_limits": {"*": {"usd_per_day": 7}}, "tag_limits": {"agent=*": {"usd_per_day": 7}}}
-        admin.patch(f"/admin/teams/{team.id}", json=limited).raise_for_status()
-    team.ask(user="ann")
-    team.settled()
+    with browser() as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["rich", "empty"])
+def stack(
+    request: pytest.FixtureRequest,
+    upstream: ScriptedUpstream,
+    mcp: ScriptedMcp,
+    tmp_path_factory: pytest.TempPathFactory,
+    postgres_url: str,
+) -> Iterator[tuple[House, dict[str, str]]]:
+    """A house, and a key of each role."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "rich":
+        with rich_house(upstream, mcp.url, folder, postgres_url) as house:
+            yield house, keys_of(house)
+        return
+    with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
+        with running_house(settings_for(database_url, valkey.url, upstream.url, folder)) as house:
+            yield house, keys_of(house)
+
+
+@pytest.mark.parametrize("role", ["team", *ROLES])
+def test_every_view_is_clean(stack: tuple[House, dict[str, str]], chromium: Browser, role: str) -> None:
+    """Nothing is found in the sign-in, in any view of the role, or in what opens over it."""
+    house, keys = stack
+    page = chromium.page()
     found = {}
-    with browser() as chromium:
-        for key, views in ((team.key, FOR_TEAMS), (house.admin_key, FOR_ADMINS)):
-            page = chromium.page(width, is_dark=is_dark)
-            page.open(f"{house.url}/console")
-            page.look(AXE.read_text() + TOLD)
-            found["sign-in"] = page.look(FOUND)
-            page.fill("#key", key)
-            page.press("Enter")
-            page.wait_text("Sign out")
-            drawers = (f"budgets?team={team.id}", f"teams?team={team.id}") if key == house.admin_key else ()
-            for view in (*views, *drawers):
-                page.open(f"{house.url}/console/{view}")
-                page.wait(READY)
-                if view == "calls":
-                    page.wait("Boolean(document.querySelector('tbody a'))")
-                    page.look("document.querySelector('tbody a').click()")
-                    page.wait_text("Request")
-                page.wait("document.querySelector('dialog')?.innerText.includes('Close') ?? true")
-                if view.startswith("teams?"):
-                    page.click("Safety and contents", "summary")
-                    page.click("Own accounts at providers", "summary")
-                    page.wait_text("Bring a key")
-                page.look(AXE.read_text() + TOLD)
-                found[view, key[:7]] = page.look(FOUND)
+
+    page.open(f"{house.url}/console")
+    look(page, found, "sign-in")
+    page.fill("#key", keys[role])
+    page.press("Enter")
+    page.wait_text("Sign out")
+    page.wait_text({"team": f"Team {house.team_id}"}.get(role, f"{role.capitalize()} tgadmin-"))
+    views = page.look(
+        "[...document.querySelectorAll('nav a')].map((each) => each.getAttribute('href').split('/').at(-1))"
+    )
+    for view in views:
+        page.open(f"{house.url}/console/{view}" + ("?user=ann&models=small,none" if view == "playground" else ""))
+        page.wait(READY)
+        if view in ("playground", "routing") and role == "team":
+            page.fill("#prompt", "What is two and two?")
+            page.click("Send" if view == "playground" else "Explain")
+            page.wait_text("tokens/s" if view == "playground" else "Left out")
+        look(page, found, view)
+        if view in DRAWERS and page.look(f"Boolean(document.querySelector({DRAWERS[view]!r}))"):
+            page.look(f"document.querySelector({DRAWERS[view]!r}).click()")
+            page.wait("Boolean(document.querySelector('#app[aria-busy=false] dialog .inside > * + *'))")
+            page.look("document.querySelectorAll('dialog summary').forEach((each) => each.click())")
+            page.wait("Boolean(document.querySelector('#app[aria-busy=false]'))")
+            look(page, found, f"{view}, opened")
+    page.close()
 
     assert {view: what for view, what in found.items() if what} == {}
-    assert len(found) == 1 + len(FOR_TEAMS) + len(FOR_ADMINS) + 2
+    assert len(views) == VIEWS[role] and set(views) <= gateway.http.console.VIEWS
+
+
+def look(page: Page, found: dict[tuple[str, int, bool], list[str]], view: str) -> None:
+    """Note what axe finds in what is shown, in each width and colour scheme."""
+    if not page.look("Boolean(globalThis.axe)"):
+        page.look(AXE.read_text() + TOLD)
+    for width, is_dark in LOOKS:
+        page.resize(width, 800, is_dark=is_dark)
+        page.look(SETTLED)
+        found[view, width, is_dark] = page.look(FOUND % (COLOURS if is_dark else ""))

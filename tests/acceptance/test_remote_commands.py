@@ -19,6 +19,7 @@ from sqlalchemy import text
 from typer.testing import CliRunner
 
 import gateway.cli
+from billing.core.records import Status
 from gateway.storage.database import Database
 from gateway.terminal import remote_gateway
 from tests.support.house import House
@@ -280,6 +281,8 @@ def test_calls_are_found_and_explained(house: House, team: PayingTeam) -> None:
         "call_not_found" in tollgate("explain", request_id, "--url", house.url, "--key", house.team_key, exits=1).stderr
     )
     assert "its own team alone" in tollgate("calls", "--team", house.team_id, *own, exits=1).stderr
+    unasked = tollgate("explain", team.book(status=Status.FAILED, total_ms=3.0), *own).stdout
+    assert "none: the call ended before an upstream was asked" in unasked and "Attempts" not in unasked
 
 
 def test_limits_breakers_replicas_and_the_audit_log_are_shown(house: House, team: PayingTeam) -> None:

@@ -20,6 +20,7 @@ export class Api {
   constructor(key, refused = () => {}, { identity = null, learned = () => {} } = {}) {
     this.key = key;
     this.role = key?.startsWith("tg-") ? "team" : "admin"; // no admin's key may begin like a team's
+    this.own = null; // the id of the team whose key this is, once it is known
     this.identity = identity;
     this.whose = identity && whoseIs(identity);
     this.isLearning = identity !== null;
@@ -39,6 +40,7 @@ export class Api {
     try {
       const one = await this.ask();
       if (this.role === "admin") this.identity = one;
+      else this.own = one.id;
       this.whose = whoseIs(one);
       this.learned();
     } catch {
@@ -76,8 +78,8 @@ export class Api {
   }
 
   // Yields text as it comes; returns { usage, model_used, requestId } at the end.
-  async *chat(model, messages, signal) {
-    const options = { model, messages, stream: true, stream_options: { include_usage: true } };
+  async *chat(model, messages, user, signal) {
+    const options = { model, messages, user: user || undefined, stream: true, stream_options: { include_usage: true } };
     const answer = await this.send("POST", "/v1/chat/completions", options, signal);
     const end = { requestId: answer.headers.get("x-request-id") };
     let isDone = false;

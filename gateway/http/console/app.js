@@ -166,7 +166,7 @@ function Frame({ api, at, go, leave }) {
     <header>
       <p class="brand"><span class="mark" aria-hidden="true"></span>Tollgate</p>
       <${FindCall} go=${go} />
-      <p class="who">${rank[0].toUpperCase() + rank.slice(1)} <span class="soft key">${api.key ? `${api.key.slice(0, 9)}…` : identity.name}</span></p>
+      <p class="who">${rank[0].toUpperCase() + rank.slice(1)} <span class="soft key" title=${api.key && `${api.key.slice(0, 9)}…`}>${api.own ?? (api.key ? `${api.key.slice(0, 9)}…` : identity.name)}</span></p>
       <button class="quiet" onClick=${() => leave()}>Sign out</button>
     </header>
     <nav aria-label="Views">

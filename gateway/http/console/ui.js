@@ -104,6 +104,9 @@ export const day = (moment) => (moment ? moment.slice(0, 10) : "never");
 export const whole = (moment) => (moment ? `${moment.slice(0, 10)} ${moment.slice(11, 19)} UTC` : "–");
 export const percent = (part) => (part === null || part === undefined ? "–" : `${(100 * part).toFixed(part < 0.1 ? 1 : 0)} %`);
 
+// A team by its id, as it is typed and told everywhere; with its name where that is another.
+export const teamWords = ({ id, name }) => (name && name !== id ? `${id}, ${name}` : id);
+
 // What a team owes: its calls and what was booked beside them.
 export const owed = (sums) => Number(sums.cost_usd) + Number(sums.corrections?.cost_usd ?? 0);
 
@@ -129,7 +132,7 @@ export function Problem({ error, again, dismiss }) {
   </div>`;
 }
 
-// columns: [heading, row => cell, class: "number", "wide" (left out on a phone), "name" (cut where it is long), or several]
+// columns: [heading, row => cell, class: "number", "wide" (left out on a phone; "narrow" shows there alone), "name" (cut where it is long), or several]
 export function Table({ label, columns, rows, keyOf, empty, foot }) {
   if (!rows.length) return html`<${Empty}>${empty ?? "Nothing in this period."}<//>`;
   return html`<div class="scroll" role="region" aria-label=${label} tabindex="0"><table>

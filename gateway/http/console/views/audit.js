@@ -8,7 +8,7 @@ export default function Audit({ api, query, go }) {
   const columns = [
     ["Time, UTC", (entry) => when(entry.created_at)],
     ["Action, by", (entry) => html`<a href=${href("audit", { ...query, action: entry.action, before: null })}>${entry.action}</a>
-      <br /><code class="soft">${entry.actor}${entry.address && html`<span class="wide"> from ${entry.address}</span>`}</code>`],
+      <br /><code class="soft">${entry.actor}${entry.address && html`<span class="wide"> from ${entry.address}</span>`}</code><div class="narrow"><${What} entry=${entry} /></div>`],
     ["Team", (entry) => entry.team_id && html`<a href=${href("audit", { ...query, team: entry.team_id, before: null })}>${entry.team_id}</a>`, "name"],
     ["What", (entry) => html`<${What} entry=${entry} />`, "long wide"],
   ];

@@ -14,7 +14,7 @@ export default function Batches({ api, role, query, go }) {
     ["Status", (batch) => html`<${State} of=${batch.status} />`],
     ...(role === "admin" ? [["Team", (batch) => batch.team_id, "name wide"]] : []),
     ["Model", (batch) => batch.model ?? "several", "name wide"],
-    ["Done", (batch) => html`${count(doneOf(batch))}<span class="soft wide"> of ${count(batch.request_counts.total)}</span>`, "number"],
+    ["Done", (batch) => html`${count(doneOf(batch))}<span class="soft"> of ${count(batch.request_counts.total)}</span>`, "number"],
     ["Failed", (batch) => count(batch.request_counts.failed), "number wide"],
     ["Ready at", (batch) => (batch.ended_at ? when(batch.ended_at) : batch.estimated_completion ? `~ ${clock(batch.estimated_completion)}` : "–"), "number wide"],
     ["Cost", (batch) => usdWith(batch.usage.cost_usd, 6), "number"],

@@ -66,7 +66,7 @@ export default function Calls({ api, role, query, go }) {
     ? "No call fits among those looked through; “Older” goes on."
     : isChosen
     ? html`No call fits. <a href=${href("calls", { period: query.period, from: query.from, to: query.to })}>Show all calls</a>`
-    : "No calls yet. The first one shows here within two seconds of its end.";
+    : html`No calls yet. The first one shows here within two seconds of its end. <a href=${href("playground")}>Make it in the playground</a>`;
   return html`
     <div class="bar">
       <div class="segments" role="group" aria-label="Which calls">
@@ -152,8 +152,7 @@ function Chips({ isOfAll, query, go }) {
     })}
     ${offered
       .filter((each) => query[each])
-      .map((each) => html`<button key=${each} class="chip chosen" aria-label=${`Take away ${CHOICES[each]} ${query[each]}`}
-        onClick=${() => choose({ [each]: null })}>${CHOICES[each]}: ${query[each]} ×</button>`)}
+      .map((each) => html`<button key=${each} class="chip chosen" title="Take away" onClick=${() => choose({ [each]: null })}>${CHOICES[each]}: ${query[each]} ×</button>`)}
     <form class="chips" onSubmit=${add}>
       <select aria-label="Choose by" value=${name} onChange=${(event) => setName(event.target.value)}>
         ${offered.map((each) => html`<option key=${each} value=${each}>${CHOICES[each]}</option>`)}
@@ -169,7 +168,11 @@ const RIGHT = {
   model_not_allowed: ["models", "The models that this key may use"],
   tool_not_allowed: ["tools", "The tools that this key may call"],
   rate_limit_exceeded: ["budgets", "What is left of its limits"],
+  token_limit_exceeded: ["budgets", "What is left of its limits"],
   insufficient_quota: ["budgets", "What is left of its limits"],
+  context_length_exceeded: ["models", "How long a prompt each model takes"],
+  unsupported_parameter: ["models", "What each model can"],
+  max_cost_exceeded: ["models", "What each model costs"],
 };
 
 // One call whole: its waterfall, route, price line by line, what was held. A call shows within two seconds of its end, so
@@ -201,6 +204,7 @@ function OneCall({ call, role }) {
       ${view && html`<p><a href=${href(view, role === "admin" ? { team: call.team_id } : {})}>${words}</a></p>`}
     </div>
     ${!isRefused && html`<${Waterfall} call=${call} />`}
+    ${call.left_out?.length > 0 && html`<section><h3>Left out of its route</h3><${Table} label="Left out" columns=${LEFT_OUT} rows=${call.left_out} keyOf=${(one) => one.model} /></section>`}
     <${Facts} rows=${[
       ["Request", html`<code>${call.request_id}</code> <${Copy} text=${call.request_id} />`],
       ["Model", modelOf(call)],
@@ -221,6 +225,8 @@ function OneCall({ call, role }) {
   `;
 }
 
+const LEFT_OUT = [["Model", (one) => one.model], ["Why", (one) => one.codes.map((code) => code.replaceAll("_", " ")).join("; "), "long"]];
+
 function PriceLines({ call }) {
   const unit = (line) => (line.kind === "request" ? "a request" : "a million");
   const columns = [
@@ -233,6 +239,12 @@ function PriceLines({ call }) {
   return html`<section><h3>Price</h3><${Table} label="Price by line" columns=${columns} rows=${call.price.lines} keyOf=${(line) => line.kind} foot=${foot} /></section>`;
 }
 
+// How an attempt ended that did not fail, in words.
+const UNHARMED = {
+  ...{ cached: "from the cache", hedge_lost: "the other was sooner", abandoned: "its client left" },
+  team_limit: "left out, a limit of the team has no room",
+};
+
 // Bars on one time line: the queue, each attempt until its first token or its failure, and the answer to its end.
 function Waterfall({ call }) {
   const times = call.times_ms ?? {};
@@ -240,16 +252,23 @@ function Waterfall({ call }) {
   let at = 0;
   if (times.queue) rows.push(["Queue", at, times.queue, "wait"]);
   at += times.queue ?? 0;
-  for (const attempt of call.attempts ?? []) {
+  const attempts = call.attempts ?? [];
+  const beside = attempts.some((one) => one.hedge) ? attempts.filter((one) => one.outcome !== "team_limit").slice(0, 2) : [];
+  const longest = Math.max(...beside.map((one) => one.ms));
+  for (const attempt of attempts) {
+    const { outcome, ms = 0 } = attempt;
     const target = attempt.target.replace(/\/https?:.*\//, " "); // without its URL, which is told below
-    const isFailed = attempt.outcome && attempt.outcome !== "ok";
-    rows.push([isFailed ? `${target}: ${attempt.outcome}` : target, at, attempt.ms ?? 0, isFailed ? "failed" : "wait"]);
-    at += attempt.ms ?? 0;
+    const words = [target, attempt.hedge && "asked beside the first", outcome !== "ok" && (UNHARMED[outcome] ?? outcome)];
+    const isOneOfTwo = beside.includes(attempt); // which end at once
+    const kind = outcome === "ok" || outcome in UNHARMED ? "wait" : "failed";
+    rows.push([words.filter(Boolean).join(": "), isOneOfTwo ? at + longest - ms : at, ms, kind]);
+    if (attempt !== beside[0]) at += isOneOfTwo ? longest : ms;
   }
   const total = Math.max(times.total ?? 0, at, 1);
   if (times.total > at) rows.push(call.status === "failed" ? ["In the gateway", at, total - at, "wait"] : ["Answer", at, total - at, ""]);
-  if (!rows.length) return html`<${Empty}>No times are known of this call.<//>`;
-  return html`<section><h3>Waterfall</h3><div class="waterfall">
+  const unasked = call.status === "failed" && call.code !== "process_lost" && !call.attempts?.length && "No upstream was asked: the call ended in the gateway, and costs nothing.";
+  if (!rows.length) return html`<${Empty}>${unasked || "No times are known of this call."}<//>`;
+  return html`<section><h3>Waterfall</h3>${unasked && html`<p>${unasked}</p>`}<div class="waterfall">
     ${rows.map(
       ([words, from, took, kind]) => html`<span>${words}</span>
         <svg viewBox="0 0 100 12" preserveAspectRatio="none" aria-hidden="true">

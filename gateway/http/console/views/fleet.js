@@ -1,7 +1,7 @@
 // The replicas of our own engine, a card for each: queue, KV cache, hits, tokens a second, busy and idle in dollars. Above
 // them the versions that are rolled out, with their share of conversations.
 
-import { Empty, Facts, Meter, Problem, State, Table, clock, count, html, percent, usd, useData, when } from "../ui.js";
+import { Empty, Facts, Meter, Problem, State, Table, clock, count, html, percent, usdWith, useData, when } from "../ui.js";
 
 export default function Fleet({ api }) {
   const { data, error, again } = useData(api, "/admin/instances", { every: 5000 });
@@ -62,8 +62,8 @@ function Replica({ one }) {
       ["Waiting, running", `${count(one.queue_depth)}, ${count(one.running)}`],
       ["Requests/s", one.requests_per_second.toFixed(2)],
       ["Prefix hits", percent(one.prefix_hit_rate)],
-      ["Busy since start", `${percent(one.uptime_seconds ? one.busy_seconds / one.uptime_seconds : 0)}${one.gpu_hour_usd === null ? "" : `, ${usd(hours(one.busy_seconds))}`}`],
-      ["Idle since start", one.gpu_hour_usd === null ? `${percent(one.uptime_seconds ? idle / one.uptime_seconds : 0)}` : usd(hours(idle))],
+      ["Busy since start", `${percent(one.uptime_seconds ? one.busy_seconds / one.uptime_seconds : 0)}${one.gpu_hour_usd === null ? "" : `, ${usdWith(hours(one.busy_seconds), 2)}`}`],
+      ["Idle since start", one.gpu_hour_usd === null ? `${percent(one.uptime_seconds ? idle / one.uptime_seconds : 0)}` : usdWith(hours(idle), 2)],
       ["Node", `${one.gpu_node_id}, ${one.gpus} GPU${one.gpus === 1 ? "" : "s"}`],
       ...announcement(one),
       ["Replica", html`<code>${one.instance_id}</code>`],

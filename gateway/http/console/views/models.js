@@ -42,7 +42,7 @@ function Breakers({ api }) {
   const rank = { open: 0, half_open: 1, closed: 2 };
   const rows = data.breakers.toSorted((a, b) => rank[a.state] - rank[b.state] || b.keys_set_aside.length - a.keys_set_aside.length);
   const columns = [
-    ["Target", (one) => html`${one.model}<span class="soft"> at ${one.provider}, ${one.region}</span>`, "name"],
+    ["Target", (one) => html`${one.model}<span class="soft"> at ${one.provider}, ${one.region}</span><div class="narrow">${whyOf(one)}</div>`, "name"],
     ["Breaker", (one) => html`<${State} of=${one.state} />`],
     ["Failed", (one) => `${count(one.failures)} of ${count(one.requests)}`, "number wide"],
     ["Why", (one) => whyOf(one), "long wide"],

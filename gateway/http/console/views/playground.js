@@ -45,12 +45,13 @@ function Panes({ api, query, go }) {
       <div class="bar">
         <button class="main">${isBusy ? "Stop" : "Send"}</button>
         ${chosen.length < MOST && html`<button type="button" onClick=${() => choose([...chosen, offered.find((model) => !chosen.includes(model.id))?.id ?? offered[0].id])}>Add a model</button>`}
+        <label>User <input size="10" value=${query.user ?? ""} onChange=${(event) => go({ user: event.target.value.trim() }, { replace: true })} placeholder="none" autocomplete="off" /></label>
         <span class="soft">${left(api)}</span>
-        <${CopyAs} model=${chosen[0]} prompt=${prompt || round?.words || "Hello"} />
+        <${CopyAs} model=${chosen[0]} user=${query.user} prompt=${prompt || round?.words || "Hello"} />
       </div>
     </form>
     <div class="panes">
-      ${chosen.map((model, place) => html`<${Pane} key=${`${place} ${model}`} api=${api} model=${model} offered=${offered} round=${round} ended=${ended} signal=${running}
+      ${chosen.map((model, place) => html`<${Pane} key=${`${place} ${model}`} api=${api} model=${model} offered=${offered} round=${round} ended=${ended} signal=${running} user=${query.user}
           turnTo=${(name) => choose(chosen.with(place, name))} remove=${chosen.length > 1 ? () => choose(chosen.toSpliced(place, 1)) : null} />`)}
     </div>`;
 }
@@ -58,11 +59,11 @@ function Panes({ api, query, go }) {
 // What the last answer said is left of the minute.
 function left(api) {
   const said = Object.entries(api.left).filter(([, one]) => Date.now() - one.at < 60_000);
-  if (!said.length) return "Each answer is charged to the team like any other.";
+  if (!said.length) return "Charged to the team.";
   return `Left of this minute: ${said.map(([kind, one]) => `${count(one.remaining)} of ${count(one.limit)} ${kind}`).join(", ")}`;
 }
 
-function Pane({ api, model, offered, round, ended, signal, turnTo, remove }) {
+function Pane({ api, model, user, offered, round, ended, signal, turnTo, remove }) {
   const [messages, setMessages] = useState([]);
   const [text, setText] = useState(""); // of the answer that runs
   const [error, setError] = useState(null);
@@ -86,7 +87,7 @@ function Pane({ api, model, offered, round, ended, signal, turnTo, remove }) {
     let first = null;
     let failure = null;
     try {
-      const pieces = api.chat(model, asked, signal.current.signal);
+      const pieces = api.chat(model, asked, user, signal.current.signal);
       let piece = await pieces.next();
       for (; !piece.done; piece = await pieces.next()) {
         first ??= performance.now();
@@ -113,7 +114,7 @@ function Pane({ api, model, offered, round, ended, signal, turnTo, remove }) {
         ${!offered.some((each) => each.id === model) && html`<option value=${model}>${model}</option>`}
         ${offered.map((each) => html`<option key=${each.id} value=${each.id}>${each.id}</option>`)}
       </select>
-      ${remove && html`<button type="button" class="quiet" aria-label=${`Take ${model} away`} onClick=${remove}>Remove</button>`}
+      ${remove && html`<button type="button" class="quiet" aria-label=${`Remove ${model}`} onClick=${remove}>Remove</button>`}
     </div>
     <div class="log" ref=${log} role="log" aria-label=${`Conversation with ${model}`} tabindex="0">
       ${messages.map((message) => html`<div class="said ${message.role}">${message.content}</div>`)}
@@ -127,16 +128,16 @@ function Pane({ api, model, offered, round, ended, signal, turnTo, remove }) {
   </section>`;
 }
 
-function CopyAs({ model, prompt }) {
+function CopyAs({ model, user, prompt }) {
   const made = useMemo(() => {
     const url = `${location.origin}/v1`;
-    const body = JSON.stringify({ model, messages: [{ role: "user", content: prompt }] }, null, 2);
+    const body = JSON.stringify({ model, messages: [{ role: "user", content: prompt }], user: user || undefined }, null, 2);
     const indented = body.replaceAll("\n", "\n  ");
     return {
       curl: `curl ${url}/chat/completions \\\n  -H "authorization: Bearer $TOLLGATE_KEY" \\\n  -H "content-type: application/json" \\\n  -d '${body.replaceAll("'", "'\\''")}'`,
-      Python: `import os\nfrom openai import OpenAI\n\nclient = OpenAI(base_url=${JSON.stringify(url)}, api_key=os.environ["TOLLGATE_KEY"])\nanswer = client.chat.completions.create(\n    model=${JSON.stringify(model)},\n    messages=[{"role": "user", "content": ${JSON.stringify(prompt)}}],\n)\nprint(answer.choices[0].message.content)`,
+      Python: `import os\nfrom openai import OpenAI\n\nclient = OpenAI(base_url=${JSON.stringify(url)}, api_key=os.environ["TOLLGATE_KEY"])\nanswer = client.chat.completions.create(\n    model=${JSON.stringify(model)},\n    messages=[{"role": "user", "content": ${JSON.stringify(prompt)}}],\n${user ? `    user=${JSON.stringify(user)},\n` : ""})\nprint(answer.choices[0].message.content)`,
       JavaScript: `import OpenAI from "openai";\n\nconst client = new OpenAI({ baseURL: ${JSON.stringify(url)}, apiKey: process.env.TOLLGATE_KEY });\nconst answer = await client.chat.completions.create(${indented});\nconsole.log(answer.choices[0].message.content);`,
     };
-  }, [model, prompt]);
+  }, [model, user, prompt]);
   return html`<span class="end">${Object.entries(made).map(([name, text]) => html`<${Copy} key=${name + text} text=${text} words=${`Copy as ${name}`} />`)}</span>`;
 }

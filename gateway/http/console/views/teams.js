@@ -2,7 +2,7 @@
 // until its reader says that it is copied.
 
 import { Limit } from "../limits.js";
-import { Copy, Drawer, Problem, State, Table, day, href, html, path, useAct, useData, useEffect, useState, whole } from "../ui.js";
+import { Copy, Drawer, Problem, State, Table, day, href, html, path, teamWords, useAct, useData, useEffect, useState, whole } from "../ui.js";
 
 const PAGE = 50; // teams
 const stateOf = (team) => (team.deleted_at ? "deleted" : team.suspended ? "suspended" : "active");
@@ -14,8 +14,8 @@ export default function Teams({ api, query, go }) {
   const data = api.team && found ? { data: [found], has_more: false } : found;
   const [isNew, setNew] = useState(false);
   const columns = [
-    ["Team", (team) => html`<a href=${href("teams", { ...query, team: team.id })}>${team.name || team.id}</a>`, "name"],
-    ["Id", (team) => html`<code>${team.id}</code>`, "name wide"],
+    ["Team", (team) => html`<a href=${href("teams", { ...query, team: team.id })}>${team.id}</a>`, "name"],
+    ["Name", (team) => team.name, "name wide"],
     ["State", (team) => html`<${State} of=${stateOf(team)} />`],
     ["Models", (team) => (team.allowed_models === null ? "all" : team.allowed_models.length), "number wide"],
     ["Weight", (team) => team.weight, "number wide"],
@@ -107,11 +107,11 @@ function OneTeam({ api, id, close, changed }) {
       ${key.prefix !== "jwt" && html`<button class="quiet" aria-label=${`Rotate ${key.prefix}`} onClick=${() => rotate(key)}>Rotate</button>`}
       <button class="quiet danger" aria-label=${`Revoke ${key.prefix}`} onClick=${() => revoke(key)}>Revoke</button>`]] : []),
   ];
-  return html`<${Drawer} title=${team.data ? team.data.name || id : id} close=${close}>
+  return html`<${Drawer} title=${team.data ? teamWords(team.data) : id} close=${close}>
     ${(team.error ?? keys.error) && html`<${Problem} error=${team.error ?? keys.error} again=${() => (team.again(), keys.again())} />`}
     ${act.error && html`<${Problem} error=${act.error} dismiss=${act.forget} />`}
     <${NewKeys} team=${id} />
-    ${team.data && html`<div class="bar"><code>${id}</code><${State} of=${stateOf(team.data)} />
+    ${team.data && html`<div class="bar"><${State} of=${stateOf(team.data)} />
       <span class="soft">${isGone ? `at ${whole(team.data.deleted_at)}; its books stay` : `made ${whole(team.data.created_at)}`}</span>
       ${api.may() && !isGone && html`<span class="end"><button class=${team.data.suspended ? "" : "danger"} onClick=${suspend}>${team.data.suspended ? "Resume" : "Suspend"}</button><button class="danger" onClick=${erase}>Delete</button></span>`}</div>
       <p><a href=${href("calls", { team: id })}>Its calls</a> · <a href=${href("overview", { team: id })}>Its overview</a>${!api.team && html` · <a href=${href("budgets", { team: id })}>Its budgets</a>`}</p>`}
