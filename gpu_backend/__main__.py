@@ -108,6 +108,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-invariant", action="store_true", help="the same bits whatever else is in the batch; slower")
     add("--tensor-parallel-size", metavar="N", help="devices that compute each layer together")
     add("--pipeline-parallel-size", metavar="N", help="stages of so many layers each, on others")
+    meet = "of the first of these, where another starts the rest, as tollgate fleet does on Ray"
+    add("--ranks-meet-at", metavar="HOST:PORT", help=meet)
     shares_out = "each of the former has some of a mixture's experts, rather than a part of all"
     add("--enable-expert-parallel", action="store_true", help=shares_out)
     add("--max-num-batched-tokens", metavar="N", help="tokens a step")

@@ -31,6 +31,7 @@ GIVEN = {
     "--warm-up": "warm_up",
     "--drain-seconds": "rollout.drain",
     "--role": "the pool's role",
+    "--ranks-meet-at": "where Ray places the first rank",
     "--api-key": "the provider's api_keys, by the environment: all users of a machine see arguments",
 }
 

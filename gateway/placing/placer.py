@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
+from itertools import pairwise
+from math import prod
 from typing import Protocol
 
 import msgspec
@@ -14,6 +16,7 @@ from msgspec import Struct
 from gateway.core.settings import EngineSpec, Rollout
 from gateway.fleet.rollouts import read_name
 
+RANKS = ("--tensor-parallel-size", "--pipeline-parallel-size")  # the engine's flags, whose product they are
 INSTANCE_ID = "--instance-id"  # the engine's flag that carries the name
 
 
@@ -29,6 +32,7 @@ class Order(Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str]  # beside that of the machine
     inherited: tuple[str, ...] = ()  # names of the controller's environment that reach a process of its machine, too
     gpus: int
+    ranks: int = 1  # processes that compute together, by its arguments
 
 
 class Placer(Protocol):
@@ -73,4 +77,12 @@ def order_for(name: str, engine: EngineSpec, rollout: Rollout, environment: Mapp
     words = [word for pair in given.items() for word in pair]
     arguments = ("--model", engine.model, *engine.arguments, *words)
     more = engine.environment
-    return Order(name=name, arguments=arguments, environment=environment, inherited=more, gpus=engine.gpus)
+    ranks = prod(max(1, _said(engine.arguments, flag)) for flag in RANKS)
+    return Order(name=name, arguments=arguments, environment=environment, inherited=more, gpus=engine.gpus, ranks=ranks)
+
+
+def _said(arguments: Sequence[str], flag: str) -> int:
+    """Return the number that arguments give a flag, the last time; 0: none."""
+    words = [*(word for each in arguments for word in each.split("=", 1)), ""]
+    found = [after for word, after in pairwise(words) if word == flag]
+    return int(found[-1]) if found and found[-1].isdecimal() else 0

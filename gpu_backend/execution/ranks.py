@@ -3,6 +3,8 @@
 #
 # Ranks beside each other share a pipeline's stage, whose layers they cut. Stages are numbered from the last: rank 0 has
 # the last layers, so that tokens are sampled where the step loop is. It tells the first stage which tokens come next.
+#
+# They meet in a file, whose processes the first one starts, or at an address of it, where others start them.
 
 from __future__ import annotations
 
@@ -28,6 +30,7 @@ from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.messages import Sleep, WakeUp
 from gpu_backend.step.plan import StepPlan
 
+CONFIG = "config"  # the first one's, pickled, where they meet at an address
 STARTING = timedelta(minutes=10)
 FOR_EVER = timedelta(days=365)  # followers wait for work, however long
 
@@ -39,7 +42,8 @@ class Ranks:
     rank that fails in between can never go on with the others, which wait for it.
     """
 
-    def __init__(self, rank: int, width: int, stages: int, meeting_file: str) -> None:
+    def __init__(self, rank: int, width: int, stages: int, meeting: str | Any) -> None:
+        """``meeting``: the file, or what ``meet_at`` returned."""
         self.rank = rank
         self.size = size = width * stages
         self.width = width
@@ -47,8 +51,8 @@ class Ranks:
         self.stage = stages - 1 - rank // width  # 0 has the first layers
         self.place = rank % width  # within the stage
         self._is_apart = False
-        self._meeting = Path(meeting_file).parent
-        store = dist.FileStore(meeting_file, size)  # type: ignore[attr-defined]
+        self._meeting = meeting
+        store = dist.FileStore(meeting, size) if isinstance(meeting, str) else meeting  # type: ignore[attr-defined]
         store.set_timeout(STARTING)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=FOR_EVER)
@@ -106,15 +110,22 @@ class Ranks:
     def leave(self) -> None:
         """Part from the others."""
         dist.destroy_process_group()
-        if self.rank == 0:
-            shutil.rmtree(self._meeting, ignore_errors=True)
+        if self.rank == 0 and isinstance(self._meeting, str):
+            shutil.rmtree(Path(self._meeting).parent, ignore_errors=True)
 
 
 def start_ranks(config: EngineConfig) -> Ranks:
     """Start the others as processes that die with this one, and meet them; this is the first.
 
-    It ends at once when one of them is lost: the sums of the step under way would never come.
+    It ends at once when one of them is lost: the sums of the step under way would never come. Where they meet at an
+    address they are another's to start, and to end with this one.
     """
+    width, stages = config.device.tensor_parallel_size, config.device.pipeline_parallel_size
+    if config.device.ranks_meet_at is not None:
+        store = meet_at(config.device.ranks_meet_at, is_first=True)
+        known = replace(config, transfer=replace(config.transfer, kv_transfer_secret=""))  # it is told in the clear
+        store.set(CONFIG, pickle.dumps(known))
+        return Ranks(0, width, stages, store)
     meeting_file = str(Path(tempfile.mkdtemp(prefix="tollgate-ranks-")) / "meeting")
     package_root = str(Path(__file__).resolve().parents[2])
     search_path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
@@ -128,7 +139,15 @@ def start_ranks(config: EngineConfig) -> Ranks:
         with child.stdin as pipe:
             pickle.dump(config, pipe)
         threading.Thread(target=_end_with, args=(rank, child), daemon=True).start()
-    return Ranks(0, config.device.tensor_parallel_size, config.device.pipeline_parallel_size, meeting_file)
+    return Ranks(0, width, stages, meeting_file)
+
+
+def meet_at(address: str, *, is_first: bool) -> Any:
+    """Return what ranks meet in at HOST:PORT, where the first one listens."""
+    host, _, port = address.rpartition(":")
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        host.strip("[]"), int(port), is_master=is_first, timeout=STARTING, wait_for_workers=False
+    )
 
 
 def _end_with(rank: int, child: subprocess.Popen[bytes]) -> None:

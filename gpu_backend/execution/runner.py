@@ -75,7 +75,10 @@ class Runner(StepRunner):
             model_config, config.device.tensor_parallel_size, by_expert=config.device.enable_expert_parallel
         )
         stage_of(cut, 0, config.device.pipeline_parallel_size)  # refused here, as what follows, not in all ranks
-        self.device = _choose_device(config.device.device, ranks.rank if ranks else 0)
+        place = ranks.rank if ranks else 0
+        if config.device.ranks_meet_at is not None:
+            place = 0  # each sees its own device, and no others
+        self.device = _choose_device(config.device.device, place)
         if self.device.type == "cuda":
             card = torch.cuda.get_device_properties(self.device)
             check_capability(config, model_config, (card.major, card.minor))

@@ -60,6 +60,7 @@ class DeviceConfig:
     batch_invariant: bool = False  # bit-identical replies whatever else is in the batch
     tensor_parallel_size: int = 1  # processes that compute each layer together, each on a device of its own
     pipeline_parallel_size: int = 1  # stages that have some of the layers each: so many times as many processes
+    ranks_meet_at: str | None = None  # HOST:PORT of the first, where another starts the others; None: it does itself
     enable_expert_parallel: bool = False  # of a mixture's experts each of these has some, rather than a part of all
     num_threads: int | None = None  # of torch on the CPU; None: torch's own choice
     cuda_graphs: bool | None = None  # replay decodes from graphs; None: on a GPU
@@ -68,6 +69,9 @@ class DeviceConfig:
         _one_of("device", self.device, DEVICES)
         _one_of("dtype", self.dtype, DTYPES)
         _counts(self, "tensor_parallel_size", "pipeline_parallel_size", "num_threads")
+        address = self.ranks_meet_at or "HOST:1"
+        is_address = bool(address.rpartition(":")[0]) and address.rpartition(":")[2].isdecimal()
+        _is("HOST:PORT", "ranks_meet_at", address, is_address and (self.ranks_meet_at is None or self.num_ranks > 1))
         if self.enable_expert_parallel and self.tensor_parallel_size == 1:
             raise ValueError(
                 "enable_expert_parallel shares a mixture's experts out among ranks, but tensor_parallel_size is 1; "

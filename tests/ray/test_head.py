@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleet_house import OpenLoad, end_politely, running_fleet
+from tests.support.fleet_house import TARGET, OpenLoad, end_politely, running_fleet
 from tests.support.ray_cluster import running_cluster
 
 pytest.importorskip("ray", reason="SKIPPED: Ray is not installed: pip install 'tollgate[ray]'")
@@ -43,6 +43,7 @@ def test_replicas_outlive_the_head(tmp_path: Path) -> None:
         ended = end_politely(house)
         print({"calls": len(load.calls), "silence": load.silence()})
 
+        assert len(house.told("replica_started")) == TARGET + 1
         assert (stays, fewer) == (before, before - {victim}) and after > fewer
         assert load.lost() == []
         assert house.complaints(load.calls) == []

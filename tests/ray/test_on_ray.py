@@ -12,11 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
+import psutil
 import pytest
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
+from gateway.core.settings import EngineSpec, Rollout
 from gateway.dev.stack import CHECKPOINT
 from gateway.placing import records
+from gateway.placing.placer import new_name, order_for, revision_of
+from gateway.run.processes import free_port
 from protocol.serving.announcements import ACTIVE, Announcement, pool_key, read_signed
 from tests.support.placing import NEW, SECRET, WORDS, Scene, settled
 from tests.support.ray_cluster import SETTINGS
@@ -146,6 +152,52 @@ def test_one_command_starts_engines_on_ray(cluster: str, redis_url: str, tmp_pat
     assert adopted["adopted"] == [said.instance_id.rpartition("-")[0]]
     assert stays is not None and stays.instance_id == said.instance_id
     assert (status, len(told("replica_started")), set(RayPlacer().names())) == (0, 1, set())
+
+
+@pytest.mark.parametrize("first_to_die", ["leader", "follower", "actor"])
+def test_ranks_of_one_engine_start_and_end_together(first_to_die: str, cluster: str) -> None:
+    """A placement group has them, each in an actor of its own; the engine answers, whichever ends takes the others
+    along, and their room is free. One for which there is no room takes none."""
+    from gateway.placing.on_ray import NAMESPACE, RayPlacer
+
+    placer, port = RayPlacer(), free_port()
+    arguments = ("--served-model-name", "demo", "--device", "cpu", "--step-cost", "off", "--port", str(port))
+    engine = EngineSpec(model=str(CHECKPOINT), gpus=0, arguments=("--tensor-parallel-size=2", *arguments))
+    arguments = ("--tensor-parallel-size=2", *arguments)
+    engine = EngineSpec(model=str(CHECKPOINT), gpus=0, arguments=arguments)
+    large = replace(engine, arguments=("--pipeline-parallel-size", "5"))
+    order, too_large = (order_for(new_name("own", revision_of(one)), one, Rollout(), {}) for one in (engine, large))
+    placer.start(replace(order, arguments=("--model", str(CHECKPOINT), *arguments)))
+    assert (order.ranks, too_large.ranks) == (2, 5)
+    url = f"http://127.0.0.1:{port}"
+    until(lambda: _answers(url), within=WITHIN)
+    chat = {"model": "demo", "messages": [{"role": "user", "content": "What is Tollgate?"}], "max_tokens": 5}
+    answer = httpx.post(url + "/v1/chat/completions", json=chat, timeout=60).json()
+    leader = ray.get(ray.get_actor(order.name, NAMESPACE).check_health.remote())
+    (follower,) = (one.pid for one in psutil.process_iter(["cmdline"]) if _follows(one))
+    placer.start(too_large)
+    waiting = {each["state"] for each in ray.util.placement_group_table().values() if each["name"] == too_large.name}
+    placer.kill(too_large.name)
+    if first_to_die == "actor":
+        placer.kill(order.name)
+    else:
+        os.kill({"leader": leader, "follower": follower}[first_to_die], signal.SIGKILL)
+    until(lambda: not placer.names() and not any(psutil.pid_exists(pid) for pid in (leader, follower)), within=WITHIN)
+    until(lambda: placer.names() == set() and ray.available_resources().get("CPU") == 4, within=WITHIN)
+
+    assert answer["usage"]["completion_tokens"] == 5
+    assert waiting == {"PENDING"}
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url + "/health", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _follows(process: psutil.Process) -> bool:
+    return "gpu_backend.engine.follower" in (process.info["cmdline"] or ())
 
 
 async def _announced(redis_url: str) -> Announcement | None:

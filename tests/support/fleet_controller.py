@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 from gateway.config.file import load_settings
 from gateway.placing.controller import run_controller
 from gateway.placing.local import LocalPlacer
 from gateway.placing.placer import Placer
+from tests.support.ray_cluster import MACHINE_HOST
 
 WORDS = ("-m", "tests.support.paced_replica")
 
@@ -23,8 +25,11 @@ def main(file: Path, placer: str) -> int:
     def opened() -> Placer:
         if placer == "local":
             return LocalPlacer(settings.data_dir / "fleet", (sys.executable, *WORDS))
+        import ray
+
         from gateway.placing.on_ray import RayPlacer
 
+        ray.init = partial(ray.init, _node_ip_address=MACHINE_HOST)  # else the head's, where that is on this machine
         return RayPlacer(WORDS)
 
     return run_controller(file, settings, opened)

@@ -17,6 +17,9 @@ from gateway.run.processes import free_port
 from tests.support.waiting import until
 
 WITHIN = 120.0  # seconds for a start
+# Two machines have two addresses. A driver that says none belongs to the head's raylet, and Ray sends what it starts to
+# that one, until it has found out that it is dead.
+HEAD_HOST, MACHINE_HOST = "127.0.0.2", "127.0.0.1"
 # Processes with a niceness of 15, as Ray's workers are by itself, get nothing of a machine that does much else.
 SETTINGS = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "1", "RAY_gcs_rpc_server_reconnect_timeout_s": "600"}
 
@@ -26,10 +29,13 @@ class RayCluster:
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self._folder, self._environment = folder, {**environment, **SETTINGS}
-        self.address = f"127.0.0.1:{free_port()}"
-        self._head = self._start("--head", "--port", self.address.split(":")[1], "--num-cpus=0", name="head")
+        host, port = HEAD_HOST, free_port()
+        self.address = f"{host}:{port}"
+        words = ("--node-ip-address", host, "--port", str(port))
+        self._head = self._start("--head", *words, "--num-cpus=0", name="head")
         until(self._answers, within=WITHIN)
-        self._machine = self._start("--address", self.address, "--num-cpus=6", name="machine")
+        words = ("--node-ip-address", MACHINE_HOST)
+        self._machine = self._start("--address", self.address, *words, "--num-cpus=6", name="machine")
 
     @property
     def environment(self) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from gateway.run.processes import free_port
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.process import EngineProcess
 from gpu_backend.execution.runner import Runner
@@ -58,6 +59,7 @@ DRAFTS: dict[str, Any] = {
         (1, 2, DRAFTS),
         pytest.param(2, 1, OVERLAP, marks=pytest.mark.soak),
         pytest.param(2, 1, DRAFTS, marks=pytest.mark.soak),
+        pytest.param(1, 2, OVERLAP | {"ranks_meet_at": f"127.0.0.1:{free_port()}"}, marks=pytest.mark.soak),
         pytest.param(1, 2, OVERLAP, marks=pytest.mark.soak),
         pytest.param(2, 2, OVERLAP, marks=pytest.mark.soak),
         pytest.param(2, 2, DRAFTS, marks=pytest.mark.soak),
@@ -75,6 +77,9 @@ def test_several_processes_reply_as_one_does(
     folder = write_tiny_model(tmp_path, MIXTURE if "enable_expert_parallel" in more else MODEL)
     invariant = {"batch_invariant": more.get("batch_invariant", False)}
     alone = _replies(model_loop(folder, **SETTINGS, **invariant))
+    if "ranks_meet_at" in more:  # where another starts them
+        words = ("1", more["ranks_meet_at"], str(os.getpid()))
+        subprocess.Popen([sys.executable, "-m", "gpu_backend.engine.follower", *words])
 
     loop = model_loop(folder, **SETTINGS, **more, tensor_parallel_size=width, pipeline_parallel_size=stages)
     expect_short_replies(loop)
