@@ -30,7 +30,7 @@ from gateway.reports.usage_analysis import (
     shares_view,
     use_view,
 )
-from gateway.reports.usage_report import corrections_view, total_view
+from gateway.reports.usage_report import sums_view
 from router.catalog.catalog import Catalog
 
 NO_INVOICES: Invoices = {}
@@ -135,7 +135,7 @@ async def admin_usage(
     return {
         "from": first.isoformat(),
         "to": last.isoformat(),
-        "total": {**total_view(whole.total, True), **corrections_view(whole.corrections, True)},
+        "total": sums_view(whole.total, whole.corrections, True),
         "dearest": [_dearest(line) for line in whole.lines],
         "is_closed": whole.is_closed,
         **list_view(teams, limit),
@@ -206,4 +206,4 @@ def _dearest(line: Line) -> dict[str, Any]:
 
 
 def _sums(line: Line) -> dict[str, Any]:
-    return {**total_view(line.total, True), **corrections_view(line.corrections, True)}
+    return sums_view(line.total, line.corrections, True)

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ledger.statement_queries import reads_calls
-from billing.ledger.statements import Line, Statement, Totals, period
+from billing.ledger.statements import NOTHING, Line, Statement, Totals, period
 from gateway.accounts.serializers import cost_view, dollars
 from gateway.reports.csv_text import csv_of
 from gateway.reports.usage_period import Period
@@ -21,6 +21,7 @@ from protocol.errors import BadRequest
 
 # What a CSV says of corrections, which JSON has as an object.
 CORRECTED = ("input_tokens", "output_tokens", "cost_usd", "cost_usd_exact")
+OWED = ("owed_usd", "owed_usd_exact")
 
 COUNTS = ("requests", "input_tokens", "cached_input_tokens", "output_tokens")  # of every sum
 WITHIN = 8  # seconds; less than the client of the database waits, so that it is the server that says so
@@ -34,18 +35,17 @@ async def usage_of(
     us."""
     async with added_up_by_call(connection) if reads_calls(asked.group_by) else nullcontext():
         statement = await period(connection, team_id, asked.first, asked.last, *asked.group_by)
-    sums = total_view(statement.total, for_admin)
-    late = corrections_view(statement.corrections, for_admin)
+    sums = sums_view(statement.total, statement.corrections, for_admin)
     if asked.is_plain_day:
         day = {"team_id": team_id, "date": asked.first.isoformat()}
-        return {**day, **sums, "is_closed": statement.is_closed, **late}
+        return {**day, **sums, "is_closed": statement.is_closed}
     return {
         "team_id": team_id,
         "from": asked.first.isoformat(),
         "to": asked.last.isoformat(),
         "group_by": ",".join(map(str, asked.group_by)),
         "results": [_line(line, statement, for_admin) for line in statement.lines],
-        "total": {**sums, **late},
+        "total": sums,
         "is_closed": statement.is_closed,
     }
 
@@ -75,15 +75,15 @@ def usage_csv(usage: Mapping[str, Any]) -> str:
     if "analysis" in usage:
         return csv_of(*analysis_rows(usage))
     columns, rows = usage_rows(usage)
-    return csv_of([*columns, *(f"corrections_{name}" for name in CORRECTED)], map(_with_corrections, rows))
+    return csv_of([*columns, *(f"corrections_{name}" for name in CORRECTED), *OWED], map(_with_corrections, rows))
 
 
 def usage_rows(usage: Mapping[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
     """Return what ``usage_of`` returned as a flat table: its columns and its rows, without corrections."""
+    skip = ("is_closed", "corrections", "analysis", *OWED)
     if "results" not in usage:
-        skip = ("is_closed", "corrections", "analysis")
         return [name for name in usage if name not in skip], [dict(usage)]
-    sums = [name for name in usage["total"] if name != "corrections"]
+    sums = [name for name in usage["total"] if name not in skip]
     span = {name: usage[name] for name in ("team_id", "from", "to")}
     others = ["others"] if any("others" in result for result in usage["results"]) else []
     columns = [*span, *str(usage["group_by"]).split(","), *others, *sums]
@@ -99,8 +99,17 @@ def analysis_rows(usage: Mapping[str, Any]) -> tuple[list[str], list[dict[str, A
     return columns, [{**span, **line} for line in usage["analysis"]["models"]]
 
 
-def total_view(total: Totals, for_admin: bool) -> dict[str, Any]:
-    """Return sums by the names that clients know. ``for_admin``: with what our own GPUs cost us."""
+def sums_view(total: Totals, late: Totals, for_admin: bool) -> dict[str, Any]:
+    """Return sums by the names that clients know, what is owed for them, and what was booked late and by hand, if
+    anything was; ``entries`` of it by hand. ``for_admin``: with what our own GPUs cost us."""
+    owed = cost_view(total.cost_nanousd + late.cost_nanousd)
+    sums = {**_total_view(total, for_admin), **dict(zip(OWED, owed.values(), strict=True))}
+    if late == NOTHING:
+        return sums
+    return {**sums, "corrections": {**_total_view(late, for_admin), "entries": late.entries}}
+
+
+def _total_view(total: Totals, for_admin: bool) -> dict[str, Any]:
     view = asdict(total)
     del view["entries"]
     view |= cost_view(view.pop("cost_nanousd"))
@@ -110,16 +119,11 @@ def total_view(total: Totals, for_admin: bool) -> dict[str, Any]:
     return {**view, "gpu_cost_usd": gpu_cost} if for_admin else view
 
 
-def corrections_view(late: Totals, for_admin: bool) -> dict[str, Any]:
-    """Return what was booked late and by hand, if anything was; ``entries`` of it by hand."""
-    return {} if late == Totals() else {"corrections": {**total_view(late, for_admin), "entries": late.entries}}
-
-
 def _line(line: Line, statement: Statement, for_admin: bool) -> dict[str, Any]:
     names: dict[str, Any] = dict(zip(map(str, statement.group_by), line.groups, strict=True))
     if reads_calls(statement.group_by):
         names["others"] = line.others
-    return {**names, **total_view(line.total, for_admin), **corrections_view(line.corrections, for_admin)}
+    return {**names, **sums_view(line.total, line.corrections, for_admin)}
 
 
 def _with_corrections(row: dict[str, Any]) -> dict[str, Any]:

@@ -67,7 +67,8 @@ def test_cost_is_a_number_with_exact_decimals(team: PayingTeam) -> None:
 
 
 def test_every_cost_of_a_report_is_also_a_text(team: PayingTeam) -> None:
-    """``cost_usd_exact`` says each line's, total's and correction's cost to the nano-dollar."""
+    """``cost_usd_exact`` says each line's, total's and correction's cost to the nano-dollar, ``owed_usd_exact`` both
+    together, in a CSV too."""
     team.ask("small")
     team.ask("large")
     team.correct(cost_usd="-0.000000001").raise_for_status()
@@ -82,6 +83,12 @@ def test_every_cost_of_a_report_is_also_a_text(team: PayingTeam) -> None:
     assert sum(Decimal(line["cost_usd_exact"]) for line in whole["results"]) == team.cost
     analysis = whole["analysis"]
     owed = team.cost - Decimal("1e-9")
+    assert Decimal(whole["total"]["owed_usd_exact"]) == Decimal(flat["owed_usd_exact"]) == owed
+    assert sum(Decimal(line["owed_usd_exact"]) for line in whole["results"]) == owed
+    assert sum(Decimal(row["owed_usd"]) for row in rows) == owed and list(rows[0])[-2:] == [
+        "owed_usd",
+        "owed_usd_exact",
+    ]
     assert Decimal(analysis["total"]["cost_usd_exact"]) == owed
     assert sum(Decimal(line["cost_usd_exact"]) for line in analysis["models"]) == owed
     assert {row["key"]: (row["cost_usd_exact"], row["corrections_cost_usd_exact"]) for row in rows} == {
