@@ -6,16 +6,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from datetime import date as Day
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from gateway.run.tuning import import_leanly, import_redis, put_off_collecting, spare_what_stays
 from gateway.terminal.config_path import ConfigOption, find_config
-from gateway.terminal.printing import Format, FormatOption
+from gateway.terminal.printing import Format, FormatOption, counted
 
 if TYPE_CHECKING:
     from gateway.core.settings import Settings
@@ -34,7 +36,22 @@ COMMANDS |= {"chat": ("gateway.remote.chat", "command"), "doctor": ("gateway.doc
 
 FOR_DEV = "\nA file of sections alone is for `tollgate dev --config`: add --dev"
 
-app = typer.Typer(name="tollgate", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+class Commands(TyperGroup):
+    """All commands. What an option's type refuses is told with what would be right."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that is meant."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as exc:
+            exc.message = _what_is_right(exc)
+            raise
+
+
+app = typer.Typer(
+    name="tollgate", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+)
 config_app = typer.Typer(no_args_is_help=True, help="The configuration file.")
 app.add_typer(config_app, name="config")
 
@@ -49,6 +66,23 @@ def main() -> None:
         add_commands(words[0] if words else None)
         spare_what_stays()
     app()
+
+
+def _what_is_right(exc: typer.BadParameter) -> str:
+    """Return what to say of an option or argument; typer has pydantic's words for numbers."""
+    errors: Callable[[], list[dict[str, Any]]] = getattr(exc.__cause__, "errors", list)
+    for fault in errors():
+        found = fault["input"]
+        match fault["type"]:
+            case "int_parsing":
+                return f"expected a whole number, found {found!r}"
+            case "float_parsing":
+                return f"expected a number, found {found!r}"
+            case "greater_than_equal":
+                return f"{fault['ctx']['ge']:g} is the least, found {found}"
+            case "less_than_equal":
+                return f"{fault['ctx']['le']:g} is the most, found {found}"
+    return exc.message
 
 
 def _say_version(is_asked: bool) -> None:
@@ -204,7 +238,9 @@ def check_config(
     for provider in settings.providers.values():
         if unpriced := all_priced(provider)[1]:
             typer.echo(f"{file}: provider {provider.name} is without models of no known price: {', '.join(unpriced)}")
-    typer.echo(f"{file}: fine: {len(settings.models)} models at {len(settings.providers)} providers")
+    typer.echo(
+        f"{file}: fine: {counted(len(settings.models), 'model')} at {counted(len(settings.providers), 'provider')}"
+    )
 
 
 @app.command("import")

@@ -77,7 +77,7 @@ def _refusal_error(refused: RefusedHold, fits: int | None) -> ServiceError:
         )
     if is_budget and (refused.is_settled or refused.alone_exceeds):
         return QuotaExhausted(
-            f"{limit} has no room for {wanted}: {_amount(refused, refused.used)} are used. {_what_fits(fits)} "
+            f"{limit} has no room for {wanted}: {_used(refused)}. {_what_fits(fits)} "
             f"The limit opens again {_opens(refused.limit)}; an administrator can raise it.",
             param="max_tokens" if fits is not None and fits > 0 else None,
             headers=do_not_retry,
@@ -88,7 +88,7 @@ def _refusal_error(refused: RefusedHold, fits: int | None) -> ServiceError:
             f"{limit} cannot be checked just now: what is used is not known. Try again in {wait} s.",
             headers={"retry-after": str(wait)},
         )
-    taken = f"{_amount(refused, refused.used)} are used"
+    taken = _used(refused)
     if refused.held:
         taken += f" and {_amount(refused, refused.held)} held by running requests"
     return RateLimited(
@@ -134,6 +134,11 @@ def _amount(refused: RefusedHold, value: int) -> str:
         return f"${to_text(value)}"
     unit = "token" if refused.limit in TOKEN_LIMITS else "request"
     return f"{value:,} {unit}{'' if value == 1 else 's'}"
+
+
+def _used(refused: RefusedHold) -> str:
+    is_one = refused.used == 1 or refused.limit in DOLLAR_LIMITS
+    return f"{_amount(refused, refused.used)} {'is' if is_one else 'are'} used"
 
 
 def _opens(limit: LimitName) -> str:

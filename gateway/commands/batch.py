@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
+from msgspec.structs import asdict
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from gateway.batch.intake import Intake
 from gateway.batch.shapes import LARGEST_FILE, OPEN
 from gateway.commands.command_line import read_settings
 from gateway.commands.local_batches import LocalBatches
@@ -22,7 +24,7 @@ from gateway.dialects.chat import ENDPOINT as CHAT
 from gateway.dialects.table import FOR_BATCHES
 from gateway.remote.remote_batches import RemoteBatches
 from gateway.terminal.options import Place, Where, with_options
-from gateway.terminal.printing import Format, printable, say, show
+from gateway.terminal.printing import Format, fail, printable, say, show
 from gateway.terminal.remote_gateway import remote_gateway
 
 POLL = 0.5  # seconds between looks at a batch
@@ -59,7 +61,7 @@ def submit(
     wait: Annotated[bool, typer.Option("--wait", help="Watch it to its end")] = False,
     where: Place,
 ) -> None:
-    """Submit a file of requests and print the batch's id.
+    """Submit a file of requests and print the batch's id; nothing is submitted where a line has a fault.
 
     With --wait, counts and cost come at the end, and the exit status is 0 when every request was answered, 2 when the
     batch completed and some requests failed, 1 when it did not complete.
@@ -70,6 +72,9 @@ def submit(
         raise typer.BadParameter("--priority is low, normal or high")
     if file.stat().st_size > LARGEST_FILE:
         raise typer.BadParameter(f"{file} is longer than {LARGEST_FILE // 2**20} MiB: submit it in parts")
+    if faults := _faults_of(file, endpoint):
+        _tell_faults(faults)
+        fail("nothing was submitted: a batch runs whole, or not at all")
     with _batches(where) as batches:
         batch = batches.submit(file, team, endpoint, priority, callback_url)
         say(batch["batch_id"])
@@ -143,10 +148,27 @@ def _watch(batches: LocalBatches | RemoteBatches, batch: View) -> View:
     return batch
 
 
+def _faults_of(file: Path, endpoint: str) -> list[View]:
+    """Return the first of what is wrong with a file's lines, as a worker would find it."""
+    intake = Intake(endpoint)
+    with file.open("rb") as lines:
+        for line in lines:
+            if intake.is_full:
+                break
+            intake.line(line)
+    intake.end()
+    return [asdict(fault) for fault in intake.faults]
+
+
+def _tell_faults(faults: Sequence[View]) -> None:
+    for fault in faults:
+        where = "" if fault["line"] is None else f"line {fault['line']}: "
+        sys.stderr.write(f"{where}{printable(fault['message'])}\n")
+
+
 def _tell_end(batches: LocalBatches | RemoteBatches, batch: View) -> int:
     """Say on standard error how a batch ended, with its first failures, and return the exit status."""
-    for error in batch["errors"] or ():
-        sys.stderr.write(f"line {error['line']}: {printable(error['message'])}\n")
+    _tell_faults(batch["errors"] or ())
     batch_id, counts = batch["batch_id"], batch["request_counts"]
     if counts["failed"] and (failures := _first_failures(batches, batch_id)):
         shown = "\n".join(failures)

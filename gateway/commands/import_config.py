@@ -15,6 +15,7 @@ from gateway.importing.draft import Draft
 from gateway.importing.litellm import read_litellm
 from gateway.importing.portkey import read_portkey
 from gateway.importing.source import Note, Part, read_source
+from gateway.terminal.printing import counted
 
 NAMED = re.compile(r"os\.environ/(\w+)")
 URLS = {"DATABASE_URL": "postgresql://u:p@host/db", "REDIS_URL": "redis://host"}
@@ -43,7 +44,7 @@ def import_file(file: Path, out: Path, name: str) -> int:
     faults = left_to_say(out)
     for fault in faults:
         typer.echo(f"{out}:{fault.line}: {fault.path}: {fault.words}")
-    held = f"{len(draft.models)} models at {len(draft.providers)} providers"
+    held = f"{counted(len(draft.models), 'model')} at {counted(len(draft.providers), 'provider')}"
     rest = f"; {len(faults)} things are left to be said there" if faults else ""
     typer.echo(f"{out}: {held}; {len({*draft.notes})} things of {file.name} are as told above{rest}")
     return 0

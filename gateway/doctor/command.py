@@ -19,7 +19,7 @@ from gateway.doctor.stores import look_at_postgres, look_at_redis
 from gateway.doctor.upstreams import look_at_issuers, look_at_upstreams
 from gateway.terminal.address import KeyOption, UrlOption, is_elsewhere
 from gateway.terminal.config_path import ConfigOption, find_config
-from gateway.terminal.printing import fail, printable, say
+from gateway.terminal.printing import counted, fail, printable, say
 from gateway.terminal.remote_gateway import RemoteGateway, remote_gateway
 
 LOOKS: tuple[Callable[[Settings], Coroutine[Any, Any, list[Finding]]], ...]
@@ -79,7 +79,7 @@ async def _look_outside(settings: Settings) -> list[Finding]:
 
 
 def _configuration(path: Path, settings: Settings) -> Iterator[Finding]:
-    models = f"{len(settings.models)} models at {len(settings.providers)} providers"
+    models = f"{counted(len(settings.models), 'model')} at {counted(len(settings.providers), 'provider')}"
     yield ok("configuration", f"{path}: {models}")
     for one in settings.left_out:
         yield warning("configuration", one.line(), "set its key, or take it out of the file")

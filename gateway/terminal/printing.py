@@ -69,6 +69,11 @@ def show(format: Format, whole: object, columns: Sequence[str], rows: Sequence[M
                 say("\t".join(printable(text_of(row.get(column))) for column in columns))
 
 
+def counted(count: int, one: str) -> str:
+    """Return a number of things in words: ``1 model``, ``2 models``."""
+    return f"{count} {one}{'' if count == 1 else 's'}"
+
+
 def printable(words: str, keep: str = "") -> str:
     """Return a text with a space for every control character but those in ``keep``: others may have written
     it, and a terminal obeys some."""

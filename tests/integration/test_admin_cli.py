@@ -323,6 +323,10 @@ def test_mistake_is_told_in_words(words: tuple[str, ...], says: str) -> None:
         (("keys", "create", "--team", "x", "--expires", "someday"), "expected a day"),
         (("keys", "set", "key_none"), "nothing to change"),
         (("audit", "--date", "nonsense"), "--date is a UTC day such as 2026-04-05; found 'nonsense'"),
+        (("audit", "--date", "9999-12-31"), "--date is a day until today, "),
+        (("calls", "--limit", "many"), "expected a whole number, found 'many'"),
+        (("calls", "--limit", "0"), "1 is the least, found 0"),
+        (("calls", "--limit", "500"), "200 is the most, found 500"),
         (("login", "--url", "http://127.0.0.1:1"), "no key was given"),
     ],
 )
@@ -332,6 +336,19 @@ def test_a_command_line_that_makes_no_sense_exits_2(words: tuple[str, ...], says
 
     assert says in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [("", "The batch has no request."), ("{}\n\nno", "line 3: This line is not valid JSON")],
+)
+def test_a_batch_with_a_faulty_line_is_not_submitted(lines: str, says: str, tmp_path: Path) -> None:
+    """Each fault is told by its line, and nothing is stored."""
+    (tmp_path / "in.jsonl").write_text(lines)
+
+    refused = tollgate("batch", "submit", str(tmp_path / "in.jsonl"), "--team", "nobody", exits=1)
+
+    assert says in refused.stderr and "nothing was submitted" in refused.stderr and refused.stdout == ""
 
 
 @pytest.mark.parametrize("words", ["teams list", "usage", "audit", "migrate", "serve", "work", "doctor", "fleet up"])

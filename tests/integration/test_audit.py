@@ -420,7 +420,7 @@ def test_the_command_says_how_many_books_it_compared(
     told = capsys.readouterr().out.splitlines()
     day = datetime.now(UTC).date()
     assert code == 0
-    assert told[0] == "3 closed calls of 1 owners are not in the ledger yet"
+    assert told[0] == "not in the ledger yet: 3 closed calls of 1 owner"
     # A line, four leases, the balances of four days and, with each of the two days, of two months.
     assert told[1] == f"13 books of {day - timedelta(days=1)} and {day} agree"
 
