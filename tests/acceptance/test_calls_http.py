@@ -167,6 +167,9 @@ def test_pages_meet(house: House, team: PayingTeam) -> None:
         ({"min_ms": "1"}, [1, 0]),
         ({"min_ms": "3600000"}, []),
         ({"key": "key_another"}, []),
+        ({"key": "own"}, [1, 0]),
+        ({"route_reason": "named"}, [1, 0]),
+        ({"route_reason": "auto_small"}, []),
         ({"from": "2020-01-01", "to": "2020-12-31"}, []),
     ],
 )
@@ -174,6 +177,8 @@ def test_calls_are_chosen(chosen: tuple[House, str, list[str]], query: dict[str,
     """By what their rows say."""
     house, key, made = chosen
     with house.client(key) as client:
+        if query.get("key") == "own":
+            query = {"key": client.get("/v1/team").json()["key"]["key_id"]}
         assert [call["request_id"] for call in calls(client, **query)["data"]] == [made[place] for place in expected]
 
 
@@ -222,13 +227,17 @@ def test_nobody_sees_another_teams(house: House, team: PayingTeam, chosen: tuple
         ({"team_id": "x"}, "team_id"),
     ],
 )
-def test_what_is_wrong_is_named(house: House, query: dict[str, str], param: str) -> None:
+def test_what_is_wrong_is_named(house: House, wrong: PayingTeam, query: dict[str, str], param: str) -> None:
     """As a 400."""
-    key = asyncio.run(make_team(house.settings, f"wrong_{time.time_ns()}"))
-    with house.client(key) as client:
+    with house.client(wrong.key) as client:
         refused = client.get("/v1/calls", params=query)
 
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+@pytest.fixture(scope="module")
+def wrong(house: House) -> PayingTeam:
+    return PayingTeam(house)
 
 
 def test_reading_costs_no_call_its_place(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

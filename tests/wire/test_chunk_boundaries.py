@@ -42,8 +42,11 @@ def cut_every(stream: bytes, size: int, start: int) -> list[bytes]:
 @text_streams
 @pytest.mark.parametrize("end", [b"\r\n", b"\r"], ids=["CRLF", "CR"])
 @pytest.mark.parametrize("every", [EVERY, pytest.param(1, marks=pytest.mark.soak)])
-def test_every_place_is_cut_with_any_line_end(wire: WireFormat, streamed: Streamed, end: bytes, every: int) -> None:
-    """CR LF and CR mean what LF means, cut between the two bytes, inside a character or inside ``data:``."""
+def test_no_place_of_a_cut_matters_with_any_line_end(
+    wire: WireFormat, streamed: Streamed, end: bytes, every: int
+) -> None:
+    """CR LF and CR mean what LF means, cut between the two bytes, inside a character or inside ``data:``: at a third of
+    all places in a commit, at each in a soak."""
     stream = rewritten(streamed.stream, end)
     whole = events_of(wire, streamed, [rewritten(streamed.stream, b"\n")])
 
@@ -63,9 +66,9 @@ def test_a_byte_order_mark_and_comments_change_nothing(wire: WireFormat, streame
 
 
 @formats
-async def test_every_place_is_cut_on_its_way_through_the_client(wire: WireFormat) -> None:
-    """Each piece comes in a chunk of its own, and the next only once it was read. What they say, every third stream
-    shows the client as well as all."""
+async def test_no_place_of_a_cut_matters_on_the_way_through_the_client(wire: WireFormat) -> None:
+    """Each place of every third stream is cut: each piece comes in a chunk of its own, and the next only once it was
+    read."""
     for streamed in wire.streamed[::3]:
         for start in range(STRIDE):
             pieces = cut_every(streamed.stream, STRIDE, start)
@@ -75,8 +78,8 @@ async def test_every_place_is_cut_on_its_way_through_the_client(wire: WireFormat
 
 
 @pytest.mark.parametrize("wire", FORMATS, ids=lambda wire: wire.name)
-async def test_every_place_is_cut_in_the_http_itself(wire: WireFormat) -> None:
-    """The head, the sizes of chunks and their ends may come in pieces, too."""
+async def test_no_place_of_a_cut_matters_in_the_http_itself(wire: WireFormat) -> None:
+    """The head, the sizes of chunks and their ends may come in pieces, too: of each format's first stream."""
     streamed = wire.streamed[0]
     raw = HEAD + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in cut_every(streamed.stream, 50, 50))
     whole = events_of(wire, streamed, [streamed.stream])
