@@ -21,6 +21,7 @@ from tests.support.longest import GROUPS, SECONDS, group_of, seconds_of
 from tests.support.reporting import pytest_runtest_protocol
 from tests.support.rewriting import do_share
 from tests.support.soak_table import pytest_runtest_logreport, pytest_sessionfinish, pytest_sessionstart
+from tests.support.whole_files import pytest_configure_node, pytest_make_collect_report
 
 if TYPE_CHECKING:  # a second, in which the process that starts the others has nothing to do with them
     from redis.asyncio import Redis
@@ -29,6 +30,8 @@ if TYPE_CHECKING:  # a second, in which the process that starts the others has n
     from tests.support.databases import Databases
 
 __all__ = [
+    "pytest_configure_node",
+    "pytest_make_collect_report",
     "pytest_runtest_logreport",
     "pytest_runtest_protocol",
     "pytest_sessionfinish",

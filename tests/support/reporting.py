@@ -6,9 +6,13 @@ from __future__ import annotations
 import pytest
 from _pytest.runner import runtestprotocol
 
+from tests.support.whole_files import WholeFile
+
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Run a test beside other processes, and report how it passed, or all that did not."""
+    if isinstance(item, WholeFile):
+        return item.run_all(nextitem)
     option = item.config.getoption
     if not hasattr(item.config, "workerinput") or option("durations") is not None or option("xmlpath") is not None:
         return None  # it runs alone, or more is to be told

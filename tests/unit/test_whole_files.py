@@ -1,0 +1,19 @@
+# Test processes beside each other collect the files that they run, and no others.
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.whole_files import LATE, WholeFile, is_collected
+
+
+def test_a_process_collects_the_files_that_it_runs(request: pytest.FixtureRequest) -> None:
+    """Each file is one item, collected when it is its turn, as this one is."""
+    if LATE not in getattr(request.config, "workerinput", {}):
+        pytest.skip("SKIPPED: this process runs alone, or files are not shared out whole")
+    items = request.session.items
+
+    assert all(isinstance(item, WholeFile) for item in items)
+    assert Path(__file__) in [item.path for item in items if is_collected(item)]
