@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -77,11 +77,19 @@ class ContentStore(WrittenBehind[Gathered]):
             log.error("contents_not_kept", request_id=kept.request_id, error=type(exc).__name__)
             return None
 
-    async def read(self, request_id: str, act: Act, now: datetime, team_id: str | None = None) -> dict[str, Any]:
+    async def read(
+        self,
+        request_id: str,
+        act: Act,
+        now: datetime,
+        team_id: str | None = None,
+        may_read: Callable[[str], None] = lambda _: None,
+    ) -> dict[str, Any]:
         """Return the contents of a call of that team, or of any, once the audit log says that they were read. Raises
-        NotFound, ContentsUnreadable."""
+        NotFound, ContentsUnreadable, and what ``may_read`` does of a call to its endpoint."""
         async with self._database.begin() as connection:
-            return await read_contents(connection, self._sealer, request_id, act, now, self._retention, team_id)
+            told = (request_id, act, now, self._retention, team_id, may_read)
+            return await read_contents(connection, self._sealer, *told)
 
 
 async def read_contents(
@@ -92,6 +100,7 @@ async def read_contents(
     now: datetime,
     retention: float,
     team_id: str | None = None,
+    may_read: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Return contents as ``ContentStore.read`` does; they may be told once this transaction is committed."""
     if (key := uuid_of(request_id)) is None:
@@ -106,6 +115,7 @@ async def read_contents(
         found = await asyncio.to_thread(opened, sealer, row.team_id, which, row.sealed)
     except (Unsealable, zlib.error, msgspec.MsgspecError) as exc:
         raise ContentsUnreadable("These contents were changed, or sealed under another pepper.") from exc
+    may_read(found["endpoint"])
     await record_act(connection, act, "contents.read", team_id=row.team_id, subject=which)
     return {"object": "call.contents", "request_id": which, "team_id": row.team_id, **found}
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,6 +15,7 @@ import structlog
 from msgspec import Raw, Struct
 from sqlalchemy import TextClause, text
 
+from billing.core.errors import RateLimited
 from gateway.core.clock import Clock
 from gateway.core.errors import StoredResponseUnreadable
 from gateway.storage.database import Database
@@ -24,7 +26,9 @@ from protocol.errors import BadRequest, NotFound, invalid_value
 from protocol.serving.off_loop import in_parallel
 
 READ_AT_ONCE = 4 * 1024 * 1024  # bytes of chats in JSON that a list has in hand, beside those that it tells
-MOST_READS = 50  # of a list that looks for few among many, each of at most 200 chats
+MOST_READS = 50  # of a list that looks for few among many, each of at most 200 chats,
+MOST_IN_VAIN = 1_000  # and of one that has found none
+PAUSE = 0.02  # seconds, where its team has used up what it may ask of what is stored
 MOST_TOLD = 16 * 1024 * 1024  # bytes of a page: it ends before it has as many as were asked for
 
 log = structlog.get_logger(__name__)
@@ -73,7 +77,8 @@ class ChatStore:
         is_rising: bool,
     ) -> tuple[dict[str, StoredChat], bool]:
         """Return the chats that a list ``takes``, by their ids, the oldest first or the latest, and whether there are
-        more; ``note`` is told of each read. Raises BadRequest, StoredResponseUnreadable, and what ``note`` does."""
+        more; ``note`` is told of each read, and those after the first wait until it lets them. Raises BadRequest,
+        StoredResponseUnreadable, and what ``note`` does of the first."""
         place: Any = None
         if after is not None:
             rows = await self._run(FIND, team_id, id=after) if can_be_id(after) else []
@@ -82,8 +87,10 @@ class ChatStore:
             place = rows[0]
         found, told = dict[str, StoredChat](), 0
         statement = PAGE_UP if is_rising else PAGE_DOWN
-        for _ in range(MOST_READS):
-            note()
+        for read in range(MOST_IN_VAIN):
+            if found and read >= MOST_READS:
+                return found, True
+            await _turn(note, is_first=not read)
             values = {"at": place and place.created_at, "id": place and place.id, "most": READ_AT_ONCE}
             if not (rows := await self._run(statement, team_id, **values)):
                 return found, False
@@ -117,6 +124,18 @@ class ChatStore:
             log.error("stored_chat_unreadable", team_id=team_id, chat_id=row.id, error=repr(exc))
             words = f"The stored chat completion '{row.id}' cannot be read any more. Delete it."
             raise StoredResponseUnreadable(words) from exc
+
+
+async def _turn(note: Callable[[], object], *, is_first: bool) -> None:
+    while True:
+        try:
+            note()
+        except RateLimited:
+            if is_first:
+                raise
+            await asyncio.sleep(PAUSE)
+        else:
+            return
 
 
 def model_of(chat: StoredChat) -> str:

@@ -97,6 +97,12 @@ def test_what_a_call_asked_and_got_is_kept_sealed(house: House, team: PayingTeam
     assert kept["request"]["messages"][0]["content"] == SAID
     assert (kept["status"], kept["endpoint"], kept["team_id"]) == ("answered", "chat.completions", team.id)
     assert kept == seen
+    with house.client(house.admin_key) as admin:
+        new = {"team_id": team.id, "allowed_endpoints": ["realtime"]}
+        bound = admin.post("/admin/keys", json=new).raise_for_status().json()["key"]
+    with house.client(bound) as page:
+        refused = page.get(f"/v1/calls/{request_id}/contents")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "endpoint_not_allowed")
     [row] = read_rows(house, "SELECT sealed FROM call_contents WHERE request_id = :id", id=request_id)
     assert b"lovelace" not in row.sealed and said.encode() not in row.sealed
     for table in ("usage_records", "audit_log", "refused_calls"):

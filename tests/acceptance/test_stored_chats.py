@@ -11,10 +11,12 @@ import asyncpg
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
+from gateway.overload.read_limit import StoredLimit
 from gateway.stored_responses import chats
 from gateway.upstreams.wire.quirks import stores_chats
 from tests.support.house import House, make_team
 from tests.support.scripted_upstream import Script, ScriptedUpstream
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("strict_upstream")
 
@@ -97,6 +99,9 @@ def test_chats_are_listed_changed_and_deleted(
     gone = completions.delete(mine[1])
     with monkeypatch.context() as few:
         few.setattr(chats, "MOST_READS", 2)
+        few.setattr(StoredLimit, "at_once", 2.0)  # what is found late waits for its turn
+        late = completions.list(metadata={"run": run, "n": "4"}, limit=1).data
+        few.setattr(chats, "MOST_IN_VAIN", 2)
         with pytest.raises(BadRequestError, match=f"Go on with after={mine[4]}"):
             completions.list(metadata={"run": "none"}, order="desc")
         early = completions.list(metadata={"run": run}, order="desc")
@@ -104,6 +109,7 @@ def test_chats_are_listed_changed_and_deleted(
     assert [(request.body or {}).get("store") for request in upstream.requests[-2:]] == [None, None]
     assert stores_chats("https://api.openai.com/v1") and not stores_chats("https://api.groq.com/openai/v1")
     assert ([chat.id for chat in early.data], early.has_more) == ([other, mine[4]], True)
+    assert [chat.id for chat in late] == [mine[4]]
     assert (rising, falling) == ([*mine, other], [other, *reversed(mine)])
     assert [chat.id for chat in completions.list(metadata={"run": run}, model="large")] == [other]
     assert [chat.id for chat in found] == [mine[0]] == [changed.id]
@@ -111,6 +117,26 @@ def test_chats_are_listed_changed_and_deleted(
     for chat_id in (mine[1], *unwished):
         with pytest.raises(NotFoundError, match="'store': true"):
             completions.retrieve(chat_id)
+
+
+def test_what_was_said_is_for_keys_that_may_say_it(house: House, openai: OpenAI) -> None:
+    """A key bound to other endpoints reads and changes no stored chat, response or conversation of its team."""
+    chat_id, _ = ask(openai, store=True)
+    chat = f"/v1/chat/completions/{chat_id}"
+    said = ["/v1/responses/resp_x", "/v1/responses/resp_x/input_items", "/v1/conversations/conv_x"]
+    with house.client(house.admin_key) as admin:
+        new = {"team_id": house.team_id, "allowed_endpoints": ["realtime"]}
+        bound = admin.post("/admin/keys", json=new).raise_for_status().json()
+        with house.client(bound["key"]) as page:
+            read = [page.get(path) for path in ("/v1/chat/completions", chat, f"{chat}/messages", *said)]
+            changed = [page.post(chat, json={"metadata": {}}), page.delete(chat), page.delete(said[0])]
+            changed.append(page.post("/v1/conversations", json={}))
+            admin.patch(f"/admin/keys/{bound['key_id']}", json={"allowed_endpoints": ["chat.completions"]})
+            until(lambda: page.get(chat).status_code == 200)
+            still = page.get(said[0])
+
+    told = {(answer.status_code, answer.json()["error"]["code"]) for answer in (*read, *changed, still)}
+    assert told == {(403, "endpoint_not_allowed")}
 
 
 def test_a_chat_is_its_teams_alone_and_no_response(house: House, openai: OpenAI) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from litestar import Response, get
@@ -14,6 +15,7 @@ from gateway.accounts.guards import team_admin_guard, team_guard, team_reading_g
 from gateway.accounts.teams import check_team
 from gateway.contents.store import ContentStore
 from gateway.core.clock import Clock
+from gateway.dialects.options import check_endpoint
 from gateway.http.exchange import (
     AnyRequest,
     act_of,
@@ -67,8 +69,9 @@ async def get_contents(request: AnyRequest, request_id: FromPath[str]) -> Respon
     in the audit log."""
     caller = caller_of(request)
     part_of(request, ReadLimit).take(caller.team.id)
-    act = own_act(request, f"key:{caller.key_id}")
-    return answer(await part_of(request, ContentStore).read(request_id, act, now_of(request), caller.team.id))
+    act, may_read = own_act(request, f"key:{caller.key_id}"), partial(check_endpoint, caller)
+    store = part_of(request, ContentStore)
+    return answer(await store.read(request_id, act, now_of(request), caller.team.id, may_read))
 
 
 @get("/admin/calls", guards=[team_reading_guard], summary="List the calls of all teams", query=(*NAMES, "team_id"))

@@ -57,7 +57,8 @@ async def list_chats(request: AnyRequest) -> Response[bytes]:
     def takes(chat: StoredChat) -> bool:
         return tags <= chat.metadata.items() and model in (None, model_of(chat))
 
-    after, is_rising, note = query.get("after"), read_order(OLDEST_FIRST | query), partial(counted_team, request)
+    after, is_rising = query.get("after"), read_order(OLDEST_FIRST | query)
+    note = partial(counted_team, request, ENDPOINT.name)
     page = part_of(request, ChatStore).page
     found, has_more = await page(caller_of(request).team.id, takes, note, limit=limit, after=after, is_rising=is_rising)
     ids: list[str | None] = [*found] if found else [None]
@@ -68,13 +69,13 @@ async def list_chats(request: AnyRequest) -> Response[bytes]:
 @get(ONE, guards=[team_guard], summary="Read a stored chat completion")
 async def get_chat(request: AnyRequest, completion_id: FromPath[str]) -> Response[bytes]:
     """Read a chat completion as it was answered, with its metadata."""
-    return answer(told(await part_of(request, ChatStore).find(counted_team(request), completion_id)))
+    return answer(told(await part_of(request, ChatStore).find(counted_team(request, ENDPOINT.name), completion_id)))
 
 
 @post(ONE, guards=[team_guard], status_code=200, summary="Change a stored chat completion", takes=ChatChange)
 async def update_chat(request: AnyRequest, completion_id: FromPath[str]) -> Response[bytes]:
     """Give a chat completion other metadata."""
-    team_id = counted_team(request)
+    team_id = counted_team(request, ENDPOINT.name)
     change, _ = await read_body(request, partial(decode, type=ChatChange))
     check_tags(change)
     return answer(told(await part_of(request, ChatStore).update(team_id, completion_id, change.metadata or {})))
@@ -83,7 +84,7 @@ async def update_chat(request: AnyRequest, completion_id: FromPath[str]) -> Resp
 @delete(ONE, guards=[team_guard], status_code=200, summary="Delete a stored chat completion")
 async def delete_chat(request: AnyRequest, completion_id: FromPath[str]) -> Response[bytes]:
     """Delete a chat completion with its messages, for ever."""
-    await part_of(request, ChatStore).delete(counted_team(request), completion_id)
+    await part_of(request, ChatStore).delete(counted_team(request, ENDPOINT.name), completion_id)
     return answer({"id": completion_id, "object": "chat.completion.deleted", "deleted": True})
 
 
@@ -97,7 +98,7 @@ async def get_messages(request: AnyRequest, completion_id: FromPath[str]) -> Res
     """List the messages that a chat completion was asked with, in their order unless ``order`` is desc."""
     query, limit = read_query(request, USUAL_PAGE, LONGEST_PAGE)
     is_rising, after = read_order(OLDEST_FIRST | query), query.get("after")
-    chat = await part_of(request, ChatStore).find(counted_team(request), completion_id)
+    chat = await part_of(request, ChatStore).find(counted_team(request, ENDPOINT.name), completion_id)
     messages = await off_loop(len(chat.messages), partial(messages_of, completion_id, chat))
     if not is_rising:
         messages.reverse()

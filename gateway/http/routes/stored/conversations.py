@@ -64,7 +64,7 @@ class NewItems(Struct, frozen=True, forbid_unknown_fields=True):
 @post(PATH, guards=[team_guard], status_code=200, summary="Begin a conversation", takes=NewConversation)
 async def create_conversation(request: AnyRequest) -> Response[bytes]:
     """Keep items for responses that name the conversation, at most 20 at first."""
-    team_id = counted_team(request)
+    team_id = counted_team(request, "responses")
     new, _ = await read_body(request, partial(decode, type=NewConversation))
     check_tags(new)
     told = _checked(new.items or ())
@@ -77,13 +77,13 @@ async def create_conversation(request: AnyRequest) -> Response[bytes]:
 @get(ONE, guards=[team_guard], summary="Read a conversation")
 async def get_conversation(request: AnyRequest, conversation_id: FromPath[str]) -> Response[bytes]:
     """Read what is kept of a conversation beside its items."""
-    return answer(_view(await _store_of(request).find(counted_team(request), conversation_id)))
+    return answer(_view(await _store_of(request).find(counted_team(request, "responses"), conversation_id)))
 
 
 @post(ONE, guards=[team_guard], status_code=200, summary="Change a conversation", takes=ConversationChange)
 async def update_conversation(request: AnyRequest, conversation_id: FromPath[str]) -> Response[bytes]:
     """Give a conversation other metadata."""
-    team_id = counted_team(request)
+    team_id = counted_team(request, "responses")
     change, _ = await read_body(request, partial(decode, type=ConversationChange))
     check_tags(change)
     return answer(_view(await _store_of(request).update(team_id, conversation_id, change.metadata)))
@@ -92,14 +92,14 @@ async def update_conversation(request: AnyRequest, conversation_id: FromPath[str
 @delete(ONE, guards=[team_guard], status_code=200, summary="Delete a conversation")
 async def delete_conversation(request: AnyRequest, conversation_id: FromPath[str]) -> Response[bytes]:
     """Delete a conversation with its items, for ever. Responses that were stored stay."""
-    await _store_of(request).delete(counted_team(request), conversation_id)
+    await _store_of(request).delete(counted_team(request, "responses"), conversation_id)
     return answer({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
 @post(ITEMS, guards=[team_guard], status_code=200, summary="Add items to a conversation", takes=NewItems, query=INCLUDE)
 async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[bytes]:
     """Add at most 20 items at the end of a conversation, all of them or none."""
-    team_id = counted_team(request)
+    team_id = counted_team(request, "responses")
     read_parameters(request, repeated=INCLUDE)
     new, _ = await read_body(request, partial(decode, type=NewItems))
     require(bool(new.items), "items", "'items' must hold at least one item.")
@@ -114,20 +114,20 @@ async def get_items(request: AnyRequest, conversation_id: FromPath[str]) -> Resp
     """List the items of a conversation, the latest first unless ``order`` is asc."""
     query, limit = read_query(request, USUAL_PAGE, LONGEST_PAGE, repeated=INCLUDE)
     place: dict[str, Any] = {"limit": limit + 1, "after": query.get("after"), "is_rising": read_order(query)}
-    return _page(await _store_of(request).page(counted_team(request), conversation_id, **place), limit)
+    return _page(await _store_of(request).page(counted_team(request, "responses"), conversation_id, **place), limit)
 
 
 @get(ITEMS + "/{item_id:str}", guards=[team_guard], summary="Read an item of a conversation", query=INCLUDE)
 async def get_item(request: AnyRequest, conversation_id: FromPath[str], item_id: FromPath[str]) -> Response[bytes]:
     """Read one item."""
     read_parameters(request, repeated=INCLUDE)
-    return answer(await _store_of(request).item(counted_team(request), conversation_id, item_id))
+    return answer(await _store_of(request).item(counted_team(request, "responses"), conversation_id, item_id))
 
 
 @delete(ITEMS + "/{item_id:str}", guards=[team_guard], status_code=200, summary="Delete an item of a conversation")
 async def delete_item(request: AnyRequest, conversation_id: FromPath[str], item_id: FromPath[str]) -> Response[bytes]:
     """Delete one item; the conversation is returned."""
-    store, team_id = _store_of(request), counted_team(request)
+    store, team_id = _store_of(request), counted_team(request, "responses")
     await store.delete_item(team_id, conversation_id, item_id)
     return answer(_view(await store.find(team_id, conversation_id)))
 

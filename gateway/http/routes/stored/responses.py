@@ -70,7 +70,7 @@ async def get_response(request: AnyRequest, response_id: FromPath[str]) -> ASGIA
     after = read_whole(query["starting_after"], "starting_after", 0, 2**31) if "starting_after" in query else -1
     if "starting_after" in query and not is_stream:
         raise BadRequest("'starting_after' needs 'stream=true'.", param="starting_after")
-    backgrounds, team_id = part_of(request, BackgroundResponses), counted_team(request)
+    backgrounds, team_id = part_of(request, BackgroundResponses), counted_team(request, "responses")
     turn = await _turn_of(request, team_id, response_id)
     if is_stream:
         if not turn.ran_behind():
@@ -86,7 +86,7 @@ async def get_response(request: AnyRequest, response_id: FromPath[str]) -> ASGIA
 async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Response[bytes]:
     """Delete a response with its items, for ever, and end it should it run in the background. A conversation that it
     was a turn of cannot go on."""
-    if not await part_of(request, BackgroundResponses).delete(counted_team(request), response_id):
+    if not await part_of(request, BackgroundResponses).delete(counted_team(request, "responses"), response_id):
         raise _not_found(response_id)
     return answer({"id": response_id, "object": "response", "deleted": True})
 
@@ -97,7 +97,7 @@ async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Re
 async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Response[bytes]:
     """End a response that runs in the background, and return it as it is then. To end another one, close its
     connection."""
-    team_id = counted_team(request)
+    team_id = counted_team(request, "responses")
     turn = await _turn_of(request, team_id, response_id)
     turn = await part_of(request, BackgroundResponses).cancel(team_id, response_id, turn)
     return Response(bytes(turn.response), media_type="application/json")
@@ -115,7 +115,7 @@ async def get_input_items(request: AnyRequest, response_id: FromPath[str]) -> Re
     query, limit = read_query(request, USUAL_PAGE, LONGEST_PAGE, repeated=("include", "include[]"))
     rising, after = read_order(query), query.get("after")
     store = part_of(request, ResponseMemory).store
-    chain, _ = await store.conversation(counted_team(request), response_id)
+    chain, _ = await store.conversation(counted_team(request, "responses"), response_id)
     if not chain:
         raise _not_found(response_id)
     page = await off_loop(HUGE, lambda: _page(chain, rising, after, limit))  # its turns may be long
