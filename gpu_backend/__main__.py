@@ -145,6 +145,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-lora-rank", metavar="R", help="for which each of them has room")
     loads = "clients may load and unload adapters, from any folder that the engine can read"
     add("--allow-runtime-lora-updating", action="store_true", help=loads)
+    takes = "an engine that sleeps may be told to load another model, from any folder that it can read"
+    add("--allow-model-loading", action="store_true", help=takes)
     add("--max-images", metavar="N", help="of a request, where the model reads some; 0 leaves its tower out")
     add("--max-image-pixels", metavar="N", help="of one image, before it is made smaller")
     add("--max-image-bytes", metavar="N", help="of one image, as it comes")
@@ -198,6 +200,7 @@ def _settings(
         drain_seconds=options.drain_seconds,
         fleet=_fleet(options, environment),
         warm_up=read_warm_up(options.warm_up),
+        allow_model_loading=options.allow_model_loading,
     )
 
 

@@ -37,6 +37,7 @@ from gpu_backend.step.messages import (
     FinishReason,
     Generate,
     LoadAdapter,
+    LoadModel,
     LoadReport,
     NewTokens,
     Sleep,
@@ -163,6 +164,8 @@ class EngineLoop:
                 return self._rest_if_empty()
             case WakeUp(number):
                 return [SleepAnswer(number, self._wake_up())]
+            case LoadModel():
+                return []  # it ends this loop
 
     def close(self) -> None:
         """Exchange no blocks any more: threads that do would outlive the loop."""

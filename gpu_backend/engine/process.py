@@ -23,7 +23,7 @@ from gpu_backend.engine.torch_import import import_torch
 from gpu_backend.models.config.model import load_model_config
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.cost import ASSUMED_COSTS
-from gpu_backend.step.messages import BlocksChanged, Command, Event, NewTokens, Ready
+from gpu_backend.step.messages import BlocksChanged, Command, Event, LoadModel, NewTokens, Ready
 
 if TYPE_CHECKING:
     from gpu_backend.engine.loop import EngineLoop
@@ -101,27 +101,36 @@ def main(descriptor: int, parent: int) -> int:
         config: EngineConfig = connection.recv()
     except (EOFError, OSError):
         return 0
-    try:
-        loop, ready = _load(config)
-    except Exception as error:
-        print(f"gpu_backend: cannot load {config.checkpoint.model}: {error}", file=sys.stderr, flush=True)  # noqa: T201
-        return 1
-    with contextlib.suppress(EOFError, OSError):  # the parent is gone, and with it all waiting callers
-        connection.send((_pack(ready),))
-        _serve(connection, loop)
-    loop.close()
+    following: EngineConfig | None = config
+    while following is not None:
+        config, following = following, None
+        try:
+            loop, ready = _load(config)
+        except Exception as error:
+            words = f"gpu_backend: cannot load {config.checkpoint.model}: {error}"
+            print(words, file=sys.stderr, flush=True)  # noqa: T201
+            return 1
+        with contextlib.suppress(EOFError, OSError):  # the parent is gone, and with it all waiting callers
+            connection.send((_pack(ready),))
+            following = _serve(connection, loop)
+        loop.close()
+        del loop
+        gc.collect()  # what is not garbage by then stays for good
     return 0
 
 
-def _serve(connection: Connection, loop: EngineLoop) -> None:
-    """Drain commands, step, send events; without work, sleep until a command comes."""
+def _serve(connection: Connection, loop: EngineLoop) -> EngineConfig:
+    """Drain commands, step, send events; without work, sleep until a command comes. Return the model to load next."""
     reported, changed = -REPORT_AT_LEAST_EVERY, True
     while True:
         report_at = reported + (REPORT_EVERY if changed else REPORT_AT_LEAST_EVERY)
         patience = 0.0 if loop.has_work() else max(0.0, report_at - time.monotonic())
         events: list[Event] = []
         while connection.poll(patience):
-            events += loop.handle(connection.recv())
+            command = connection.recv()
+            if isinstance(command, LoadModel):
+                return command.config
+            events += loop.handle(command)
             patience, changed = 0.0, True
         if loop.has_work():
             events += loop.step()

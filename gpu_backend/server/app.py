@@ -33,7 +33,7 @@ def create_app(front: Front, announcer: Announcer | None = None) -> Litestar:
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
-        app.state.front = front
+        app.state.front, app.state.announcer = front, announcer
         await front.engine.open()
         try:
             if announcer is not None:

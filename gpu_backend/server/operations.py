@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from litestar import Request, Response, get, post
@@ -12,8 +15,10 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from gpu_backend.scheduling.admission import TIERS
+from gpu_backend.server.checkpoint.checkpoint import load_checkpoint
 from gpu_backend.server.client.engine_client import EngineState
-from gpu_backend.server.front import Front, front_of, json_answer
+from gpu_backend.server.front import Front, build_front, front_of, json_answer
+from gpu_backend.server.warm_up import warm_up
 from gpu_backend.step.adapter import Adapter
 from gpu_backend.step.messages import LoadReport
 from protocol.decoding import decode_with_extra
@@ -39,6 +44,13 @@ class LoraBody(Struct, frozen=True):
 
     lora_name: str = ""
     lora_path: str = ""
+
+
+class ModelToLoad(Struct, frozen=True):
+    """What an engine that sleeps is to serve from now on."""
+
+    model: str = ""  # a folder
+    served_model_name: str | None = None  # the folder's name if not given
 
 
 class Health(Struct, frozen=True):
@@ -155,6 +167,29 @@ async def wake_up(request: Request[Any, Any, Any]) -> Response[bytes]:
     return json_answer(Health(engine.state, engine.restarts))
 
 
+@post("/load_model", status_code=200)
+async def load_model(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Let an engine that sleeps serve another model, by the process that it has; answer when requests are taken."""
+    front, body = front_of(request), decode_with_extra(await request.body(), ModelToLoad)[0]
+    if not front.settings.allow_model_loading:
+        raise UnknownUrl("Start the engine with --allow-model-loading to have it load other models while it runs.")
+    engine = front.settings.engine
+    try:
+        folder = Path(body.model)
+        engine = replace(engine, checkpoint=replace(engine.checkpoint, model=body.model, tokenizer=None))
+        checkpoint = await asyncio.to_thread(load_checkpoint, folder, folder)
+    except (OSError, ValueError) as exc:
+        raise invalid_param("model", f"'{body.model[:200]}' is no checkpoint: {exc}") from exc
+    name = body.served_model_name or folder.name or str(folder)
+    settings = replace(front.settings, engine=engine, served_model_name=name, version=None, digests={})
+    await front.engine.load_model(engine)
+    state = request.app.state
+    state.front = front = build_front(settings, checkpoint, front.engine)
+    if state.announcer is not None:
+        await state.announcer.follow(front.announcement, partial(warm_up, front))
+    return json_answer(Health(front.engine.state, front.engine.restarts))
+
+
 @get("/is_sleeping")
 async def show_sleep(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Say whether the engine sleeps, or will once what runs is finished."""
@@ -231,6 +266,7 @@ handlers = [
     drain,
     sleep,
     wake_up,
+    load_model,
     show_sleep,
     load_adapter,
     unload_adapter,

@@ -31,6 +31,7 @@ class FrontSettings:
     shared_prompts: str | None = None  # JSON file of system prompts whose cached blocks all tenants share
     drain_seconds: float = 5.0  # that running replies get after SIGTERM
     fleet: FleetSettings | None = None  # None: gateways know this engine by their configuration alone
+    allow_model_loading: bool = False  # while it sleeps, from any folder that it can read
     warm_up: tuple[str, ...] = ()  # prompts that are answered before it is announced as active
 
     @property
@@ -47,6 +48,14 @@ class FrontSettings:
             raise ValueError(
                 "TOLLGATE_FLEET_SECRET is the engine's secret, which gateways send over the network: take another"
             )
+        if self.allow_model_loading and (
+            self.shared_prompts
+            or self.engine.lora.num_slots
+            or self.engine.speculation.has_model
+            or self.engine.device.num_ranks > 1
+        ):
+            words = "engines of one process load others; adapters, shared prompts and drafts are one model's"
+            raise ValueError(f"allow_model_loading: {words}")
         if self.max_waiting < 1:
             raise ValueError(f"max_waiting is {self.max_waiting}; it is at least 1")
         if not 0 <= self.port < 2**16:

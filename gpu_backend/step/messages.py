@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from gpu_backend.step.adapter import Adapter
 from gpu_backend.step.block_events import BlockEvent
+from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.picture import Picture
 from gpu_backend.step.plan import TokenLogprob
@@ -97,7 +98,14 @@ class WakeUp:
     number: int
 
 
-Command = Generate | Embed | Abort | Drain | LoadAdapter | UnloadAdapter | Sleep | WakeUp
+@dataclass(frozen=True, slots=True)
+class LoadModel:
+    """Let the model go and load another one in the same process, which sleeps: ``Ready`` answers, or its end."""
+
+    config: EngineConfig
+
+
+Command = Generate | Embed | Abort | Drain | LoadAdapter | UnloadAdapter | Sleep | WakeUp | LoadModel
 
 
 @dataclass(frozen=True, slots=True)

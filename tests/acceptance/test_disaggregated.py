@@ -18,11 +18,11 @@ from gateway.core.settings import Prefill, ProviderSettings
 from router.catalog.targets import Endpoint
 from tests.support.engine_server import EngineServer, running_engine_server
 from tests.support.house import model, running_house, settings_for
-from tests.support.tiny_model import write_tiny_model
+from tests.support.tiny_model import TinyModel, write_tiny_model
 from tests.support.waiting import until
 
 SECRET = "the secret of two engines of a test"
-FLAGS = ("--kv-transfer-address", "127.0.0.1:0", "--kv-pull-seconds", "3", "--api-key", SECRET)
+FLAGS = ("--kv-transfer-address", "127.0.0.1:0", "--kv-pull-seconds", "3", "--allow-model-loading", "--api-key", SECRET)
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 HEADERS = {"authorization": f"Bearer {SECRET}", "x-tenant": "a team"}
 
@@ -159,3 +159,38 @@ def test_a_prefiller_that_dies_leaves_prompts_to_the_decoder(engines: tuple[Engi
     prefiller.engine().kill()
 
     assert text_of(ask(decoder, "fords", kv_transfer_params=told)) == text_of(expected)
+
+
+def test_an_engine_that_sleeps_takes_another_model(engines: tuple[EngineServer, EngineServer], tmp_path: Path) -> None:
+    """By the process that it has: it is asked by the new name, answers as that model, and exchanges blocks once the
+    first one is back."""
+    prefiller, decoder = engines
+    larger = write_tiny_model(tmp_path / "larger", TinyModel(hidden_size=96, num_layers=3), with_tokenizer=True)
+    words = list(map(str, decoder.process.args))  # type: ignore[arg-type]
+    first = Path(words[words.index("--model") + 1])
+
+    def load(folder: Path, name: str) -> httpx.Response:
+        asked = {"model": str(folder), "served_model_name": name}
+        return httpx.post(decoder.url + "/load_model", json=asked, headers=HEADERS, timeout=60)
+
+    before, process = text_of(ask(decoder, "models")), decoder.engine().pid
+    awake = load(larger, "larger")
+    httpx.post(decoder.url + "/sleep", headers=HEADERS, timeout=60)
+    missing = load(tmp_path, "nothing")
+    loaded = load(larger, "larger")
+    by_old_name = httpx.post(
+        decoder.url + "/v1/completions", json={"model": "tiny", "prompt": "a"}, headers=HEADERS, timeout=60
+    )
+    other = text_of(ask(decoder, "models", model="larger"))
+    httpx.post(decoder.url + "/sleep", headers=HEADERS, timeout=60)
+    load(first, "tiny")
+    prefiller.wait_until_ready()
+    told = prefilled(prefiller, "what is loaded again")
+    pulled = counter(decoder, "kv_blocks_pulled_total")
+    ask(decoder, "what is loaded again", kv_transfer_params=told)
+
+    assert (awake.status_code, missing.status_code, loaded.status_code) == (503, 400, 200)
+    assert loaded.json()["status"] == "active" and by_old_name.status_code == 404
+    assert other != before == text_of(ask(decoder, "models"))
+    assert counter(decoder, "kv_blocks_pulled_total") > pulled
+    assert decoder.engine().pid == process

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -90,6 +91,16 @@ class Announcer:
     async def open(self) -> None:
         """Begin. It waits for no answer."""
         self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._warm())]
+
+    async def follow(
+        self, describe: Callable[[str, int, float, str | None], Announcement], warm_up: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Announce at the same address what the engine is now, and what it was no more."""
+        before = self._describe(0, time.time(), None)
+        self._state, self._warm_up, self._describe = STARTING, warm_up, partial(describe, before.base_url)
+        with suppress(*AWAY):
+            await self._redis.hdel(pool_key(self._fleet.pool), before.instance_id)
+        await self._warm()
 
     async def leave(self) -> None:
         """Say that no more calls should come, and wait until gateways send none."""

@@ -34,6 +34,7 @@ from gpu_backend.step.messages import (
     Embedding,
     Event,
     Generate,
+    LoadModel,
     LoadReport,
     NewTokens,
     Ready,
@@ -112,6 +113,7 @@ class EngineClient:
         self._is_loading = True  # the process that runs now is not ready yet
         self._recovery = CallRecovery(self._send_all)  # what a dead process had, for the next one
         self._is_closing = False
+        self._loaded: asyncio.Future[bool] | None = None  # whether the process has the model that it was told to load
 
     async def open(self) -> None:
         """Start the process. It is not ready yet when this returns."""
@@ -186,6 +188,21 @@ class EngineClient:
             await self._sleep.turn(is_on=False)
         self.refuse_if_closed()
 
+    async def load_model(self, config: EngineConfig) -> None:
+        """Have the process, which sleeps, take another model; return when it takes requests for that.
+
+        Raises ``Overloaded`` where it does not sleep, or cannot load it: then a new process has the model of before.
+        """
+        if self.state is not EngineState.SLEEPING or self._sleep.is_waiting:
+            raise Overloaded("The engine does not sleep: POST /sleep first, which ends what runs.", retry_after=5)
+        self.state, self._is_loading = EngineState.STARTING, True
+        self._sleep.is_on = False
+        loaded = self._loaded = self._loop.create_future()
+        self.send(LoadModel(config))
+        if not await loaded:
+            raise Overloaded("The model cannot be loaded, as the log says; the one before is on its way.")
+        self._config = config
+
     def drain(self) -> None:
         """Take no more requests; what runs is finished. There is no way back but a new process."""
         if self.state in (EngineState.ACTIVE, EngineState.SLEEPING):
@@ -245,6 +262,7 @@ class EngineClient:
                         self.state = EngineState.ACTIVE
                     log.info("the engine is ready: %s", event)
                     self._is_loading = False
+                    self._end_loading(is_done=True)
                     self._on_blocks((AllBlocksCleared(),))
                     self._recovery.resume()
                     self._sleep.begin_anew()
@@ -257,6 +275,11 @@ class EngineClient:
                     self._note_sleep(event)
                 case Drained():
                     log.info("drained")
+
+    def _end_loading(self, *, is_done: bool) -> None:
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None and not loaded.done():
+            loaded.set_result(is_done)
 
     def _note_sleep(self, said: SleepAnswer) -> None:
         self._sleep.answer(said)
@@ -290,6 +313,7 @@ class EngineClient:
         if self._is_closing or process is not self._process:
             return
         self._commands.put(None)
+        self._end_loading(is_done=False)
         threading.Thread(target=process.stop, args=(STOP_WITHIN,), name="engine-reaper", daemon=True).start()
         self._hold_calls()
         self._deaths = [then for then in self._deaths if self._clock() - then < RESTART_WINDOW] + [self._clock()]

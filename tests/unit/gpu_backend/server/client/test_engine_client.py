@@ -22,6 +22,7 @@ from gpu_backend.step.messages import (
     Drain,
     FinishReason,
     Generate,
+    LoadModel,
     LoadReport,
     NewTokens,
     Ready,
@@ -271,6 +272,34 @@ async def test_an_engine_that_cannot_sleep_or_wake_says_so() -> None:
         await woken
 
         assert [*states, client.state] == [EngineState.ACTIVE, EngineState.SLEEPING, EngineState.ACTIVE]
+
+
+async def test_a_process_that_sleeps_takes_another_model_or_the_one_before_comes_back() -> None:
+    """One that is awake takes none; where it dies of the new one, the next process has the model of before."""
+    engine = FakeEngine(lambda c: [(SleepAnswer(c.number),)] if isinstance(c, Sleep) else [])
+    other, broken = engine_config(model="other"), engine_config(model="broken")
+    async with running(engine) as client:
+        with pytest.raises(Overloaded, match="does not sleep"):
+            await client.load_model(other)
+        await client.sleep()
+        refused = asyncio.create_task(client.load_model(broken))
+        await asyncio.to_thread(engine.process.wait_for, lambda c: isinstance(c, LoadModel))
+        states = [client.state]
+        engine.process.die()
+        with pytest.raises(Overloaded, match="cannot be loaded"):
+            await refused
+        await until(lambda: client.state is EngineState.ACTIVE)
+        await client.sleep()
+        taken = asyncio.create_task(client.load_model(other))
+        await asyncio.to_thread(engine.process.wait_for, lambda c: c == LoadModel(other))
+        engine.process.say(READY)
+        await taken
+        states.append(client.state)
+        engine.process.die()
+        await until(lambda: len(engine.configs) == 3)
+
+    assert states == [EngineState.STARTING, EngineState.ACTIVE]
+    assert [each.checkpoint.model for each in engine.configs] == ["m", "m", "other"]
 
 
 async def test_all_who_ask_for_a_sleep_hear_that_there_is_none() -> None:
