@@ -25,7 +25,8 @@ FLAGS = (
     *("--disable-component-update", "--disable-quic", "--hide-scrollbars", "--mute-audio", "--remote-debugging-pipe"),
 )
 KEYS = {"Enter": (13, "\r"), "Tab": (9, ""), "Escape": (27, ""), " ": (32, " ")}
-WITHIN = 15.0  # seconds
+WITHIN = 15.0  # seconds until what is waited for shows
+PATIENCE = 60.0  # seconds for the browser to answer: a look by axe takes long on a busy machine
 READY = "Boolean(document.querySelector('#app[aria-busy=false] main h1 + *'))"  # a view of the console, with its data
 
 
@@ -92,7 +93,7 @@ class Browser:
         message = {"id": number, "method": method, "params": params} | ({"sessionId": session} if session else {})
         os.write(self._write, json.dumps(message).encode() + b"\0")
         with self._came:
-            if not self._came.wait_for(lambda: number in self._answers, WITHIN):
+            if not self._came.wait_for(lambda: number in self._answers, PATIENCE):
                 raise TimeoutError(method)
             answer = self._answers.pop(number)
         assert "error" not in answer, f"{method}: {answer['error']}"
