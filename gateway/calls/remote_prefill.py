@@ -7,6 +7,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -150,15 +151,12 @@ class RemotePrefills(Struct, eq=False):
         UpstreamFailure, TimeoutError and DecodeError."""
         provider = self._providers.settings(target.model.provider)
         async with asyncio.timeout(patience):
-            response = await self._client.send(built, provider.timeouts.connect, patience)
-            try:
+            with closing(await self._client.send(built, provider.timeouts.connect, patience)) as response:
                 if response.status in (400, 413):
                     return None  # the replica that replies says what is wrong with the request
                 if response.status != 200:
                     raise UpstreamError(f"It answered {response.status}.", outcome=f"status_{response.status}")
                 return _read(await response.read(LONGEST))
-            finally:
-                response.close()
 
 
 def _has_one_prompt(request: object) -> bool:

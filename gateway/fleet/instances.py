@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 
 import msgspec
 import structlog
@@ -120,15 +121,11 @@ async def ask_load(client: UpstreamClient, providers: ProviderRegistry, replica:
     url = replica.endpoint.base_url.removesuffix("/v1") + "/load"
     try:
         async with running_timeout(PATIENCE):
-            response = await client.send(
-                UpstreamRequest("GET", url, headers, b""), replica.provider.timeouts.connect, PATIENCE
-            )
-            try:
+            request, connect = UpstreamRequest("GET", url, headers, b""), replica.provider.timeouts.connect
+            with closing(await client.send(request, connect, PATIENCE)) as response:
                 if response.status != 200:
                     raise UpstreamError(f"It answered {response.status}.", outcome=f"status_{response.status}")
                 return read_report(await response.read(LONGEST_REPORT))
-            finally:
-                response.close()
     except TimeoutError as exc:
         raise UpstreamError("It did not answer in time.", outcome="timeout") from exc
     except NOT_JSON as exc:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 
 from msgspec import Struct, field
@@ -109,15 +109,12 @@ class PromptCounter(Struct, eq=False):
         try:
             built = await off_loop(call.size, lambda: wire.build_count(asking))
             built = self._providers.dress(built, target)
-            response = await self._client.send(built, provider.timeouts.connect, patience)
-            try:
+            with closing(await self._client.send(built, provider.timeouts.connect, patience)) as response:
                 response.due = ends
                 body = await response.read(LONGEST_COUNT)
                 if response.status == 200:
                     return await off_loop(len(body), lambda: read_count(body))
                 raise wire.read_error(response.status, response.headers, body)
-            finally:
-                response.close()
         except UpstreamFailure as exc:
             is_guess = asking.response is None and not provider.self_hosted and isinstance(wire, OpenAIFormat)
             if exc.outcome in NO_PATH and isinstance(wire, OpenAIFormat):

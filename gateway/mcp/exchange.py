@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import closing
 from functools import partial
 
 import msgspec
@@ -76,9 +77,8 @@ async def exchange(client: UpstreamClient, sent: Sent, notify: Notify) -> Answer
     due = asyncio.get_running_loop().time() + times.total
     headers = {**sent.headers, **server.headers}
     request = UpstreamRequest("POST", server.url, headers, sent.body, sent.delivery, egress=server.egress)
-    response = await client.send(request, times.connect, min(times.answer, times.total))
-    response.due = due
-    try:
+    with closing(await client.send(request, times.connect, min(times.answer, times.total))) as response:
+        response.due = due
         if not 200 <= response.status < 300:
             return await _refusal(sent, response)
         if sent.message.id is UNSET:
@@ -97,8 +97,6 @@ async def exchange(client: UpstreamClient, sent: Sent, notify: Notify) -> Answer
         if session is not None and SESSION.fullmatch(session) is None:
             raise _nonsense("opens a session whose id cannot be sent back")
         return replace(answer, session=session)
-    finally:
-        response.close()
 
 
 async def end_session(client: UpstreamClient, sent: Sent) -> None:
@@ -106,14 +104,11 @@ async def end_session(client: UpstreamClient, sent: Sent) -> None:
     server, times = sent.server, sent.server.timeouts
     headers = {**sent.headers, **server.headers}
     request = UpstreamRequest("DELETE", server.url, headers, b"", egress=server.egress)
-    response = await client.send(request, times.connect, min(times.answer, times.total))
-    try:
+    with closing(await client.send(request, times.connect, min(times.answer, times.total))) as response:
         if response.status in (404, 405):  # it has none such any more, or ends them by itself
             raise UpstreamRefused("The MCP server ends no such session.", status=response.status)
         if not 200 <= response.status < 300:
             await _refusal(sent, response)
-    finally:
-        response.close()
 
 
 async def _answer_among(sent: Sent, response: UpstreamResponse, notify: Notify) -> Answer:

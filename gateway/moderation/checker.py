@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import closing
 
 import msgspec
 import structlog
@@ -108,11 +109,8 @@ class OutsideChecker:
         if settings.api_key is not None:
             headers["authorization"] = f"Bearer {settings.api_key}"
         request = UpstreamRequest("POST", settings.url, headers, msgspec.json.encode(question))
-        response = await self._client.send(request, settings.deadline, settings.deadline)
-        try:
+        with closing(await self._client.send(request, settings.deadline, settings.deadline)) as response:
             body = await response.read(LONGEST_ANSWER)
-        finally:
-            response.close()
         if response.status != 200:
             raise UpstreamFailure(f"The checker answered with status {response.status}.")
         return body

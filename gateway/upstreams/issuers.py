@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import closing
 
 from gateway.identity.issuer import LONGEST_DOCUMENT, Ask, IssuerAway
 from gateway.upstreams.client import UpstreamClient
@@ -20,11 +21,8 @@ def ask_by(client: UpstreamClient) -> Ask:
         try:
             async with asyncio.timeout(PATIENCE):
                 request = UpstreamRequest(method, url, {"accept-encoding": "identity", **headers}, body)
-                response = await client.send(request, CONNECT, PATIENCE)
-                try:
+                with closing(await client.send(request, CONNECT, PATIENCE)) as response:
                     return response.status, await response.read(LONGEST_DOCUMENT)
-                finally:
-                    response.close()
         except (UpstreamFailure, TimeoutError, ValueError) as exc:
             raise IssuerAway("it does not answer") from exc
 

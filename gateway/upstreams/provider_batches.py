@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from enum import Enum
 from typing import Any
-
-import msgspec
 
 from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings
@@ -21,7 +19,7 @@ from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.batches import MIB, BatchPlace, BatchWire, LineAnswer, RemoteBatch
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure, UpstreamRefused
-from protocol.decoding import NOT_JSON
+from gateway.upstreams.wire.reading import OBJECTS, decoded
 from router.catalog.targets import Target
 
 WIRES: Mapping[str, BatchWire] = {"openai": OpenAIBatches(), "anthropic": AnthropicBatches(), "gemini": GeminiBatches()}
@@ -144,13 +142,10 @@ class ProviderBatches:
             return
         for path in batch.results:
             request = wire.request("GET", place, path)
-            response = await self._send(target, request, PATIENCE)
-            try:
+            with closing(await self._send(target, request, PATIENCE)) as response:
                 async for line in _lines_of(response):
                     if line.strip() and (found := wire.read_answer(line)) is not None:
                         yield found
-            finally:
-                response.close()
 
     async def clean_up(self, target: Target, place: BatchPlace, told: Mapping[str, Any]) -> None:
         """Let go of what a provider keeps of a batch; what fails expires there by itself."""
@@ -161,15 +156,8 @@ class ProviderBatches:
     async def _ask(
         self, target: Target, request: UpstreamRequest, patience: float = PATIENCE, longest: int = 8 * MIB
     ) -> dict[str, Any]:
-        response = await self._send(target, request, patience)
-        try:
-            body = await response.read(longest)
-        finally:
-            response.close()
-        try:
-            return msgspec.json.decode(body, type=dict[str, Any])
-        except NOT_JSON as exc:
-            raise UpstreamError("The upstream's answer is not what its format promises.", outcome="malformed") from exc
+        with closing(await self._send(target, request, patience)) as response:
+            return decoded(await response.read(longest), OBJECTS)
 
     async def _send(self, target: Target, request: UpstreamRequest, patience: float) -> UpstreamResponse:
         settings = self._settings(target)
@@ -177,10 +165,8 @@ class ProviderBatches:
         response = await self._client.send(built, settings.timeouts.connect, patience)
         if 200 <= response.status < 300:
             return response
-        try:
+        with closing(response):
             body = await read_error_body(response)
-        finally:
-            response.close()
         raise self._providers.format(target.model.provider).read_error(response.status, response.headers, body)
 
     def _settings(self, target: Target) -> ProviderSettings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -108,11 +109,8 @@ async def _ask(source: OAuthClient | GoogleAccount, client: UpstreamClient, now:
     }
     url = source.token_url if isinstance(source, OAuthClient) else source.token_uri
     request = UpstreamRequest("POST", url, headers, urlencode(said).encode(), egress=egress)
-    response = await client.send(request, CONNECT, PATIENCE)
-    try:
+    with closing(await client.send(request, CONNECT, PATIENCE)) as response:
         body = await read_error_body(response)  # an answer of a few bytes
-    finally:
-        response.close()
     if response.status in (400, 401, 403):
         raise UpstreamError("The gateway's own credentials were refused a token.", outcome="refused_key")
     if response.status != 200:

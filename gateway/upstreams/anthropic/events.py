@@ -20,7 +20,7 @@ from gateway.upstreams.anthropic.replies import (
 )
 from gateway.upstreams.wire.errors import UpstreamError
 from gateway.upstreams.wire.filters import read_filtered
-from gateway.upstreams.wire.reading import NOTHING, SseEvents, object_in, read_error_fields, read_usage
+from gateway.upstreams.wire.reading import NOTHING, SseEvents, decoded, object_in, read_error_fields, read_usage
 from protocol.chat import FinishReason
 from protocol.decoding import NOT_JSON
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport
@@ -49,10 +49,7 @@ class AnthropicEvents(SseEvents):
         return self._stop_reason is not None
 
     def _read_event(self, data: bytes, events: list[Event]) -> None:
-        try:
-            event = _event_decoder.decode(data)
-        except NOT_JSON as exc:
-            raise UpstreamError("The upstream sent an event that is not JSON.", outcome="malformed") from exc
+        event = decoded(data, _event_decoder, "The upstream sent an event that is not JSON.")
         match event.type:
             case "content_block_delta" if event.delta is not None:
                 self._read_delta(event.index, event.delta, events)

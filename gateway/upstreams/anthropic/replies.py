@@ -11,8 +11,7 @@ from msgspec import Raw, Struct
 
 from gateway.upstreams.anthropic.json_answer import answer_tool
 from gateway.upstreams.anthropic.names import safe_name
-from gateway.upstreams.wire.errors import UpstreamError
-from gateway.upstreams.wire.reading import NOTHING, count_of, object_in, read_usage
+from gateway.upstreams.wire.reading import NOTHING, count_of, decoded, object_in, read_usage
 from gateway.upstreams.wire.short_ids import names_given
 from protocol.chat import (
     ChatReply,
@@ -27,7 +26,6 @@ from protocol.chat import (
     ThinkingBlock,
     ToolCall,
 )
-from protocol.decoding import NOT_JSON
 from protocol.inference import Request
 from protocol.messages import Block as NativeBlock
 from protocol.messages import (
@@ -85,10 +83,7 @@ def told_in(request: Request) -> Told:
 
 def read_message(body: bytes, told: Told = NOTHING_TOLD) -> tuple[ChatReply, Usage | None]:
     """Return the message that ``body`` holds, and its count. Raises UpstreamError."""
-    try:
-        message = _message_decoder.decode(body)
-    except NOT_JSON as exc:
-        raise UpstreamError("The upstream's answer is not what its format promises.", outcome="malformed") from exc
+    message = decoded(body, _message_decoder)
     reply, usage = message.reply(told), (read_usage(message.usage, UsageObject) or UsageObject()).count()
     has_result = any(issubclass(RESULTS.get(block.type, Block), CodeResult) for block in message.content)
     if has_result or message.container is not None:  # that is told without a result, too: of a turn that is paused

@@ -15,7 +15,7 @@ from gateway.upstreams.anthropic.events import AnthropicEvents
 from gateway.upstreams.anthropic.replies import NOTHING_TOLD, Told
 from gateway.upstreams.bedrock.replies import as_delta, as_reason, as_usage
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
-from protocol.decoding import NOT_JSON
+from gateway.upstreams.wire.reading import OBJECTS, decoded
 from protocol.events import Event
 
 Block = dict[str, Any]
@@ -62,10 +62,7 @@ class BedrockEvents:
         if (kind := message.headers.get(":exception-type")) is not None or ":error-code" in message.headers:
             yield {"type": "error", "error": {"type": "overloaded_error" if kind in FULL else "api_error"}}
             return
-        try:
-            event = msgspec.json.decode(message.payload, type=Block)
-        except NOT_JSON as exc:
-            raise UpstreamError("The upstream sent an event that is not JSON.", outcome="malformed") from exc
+        event = decoded(message.payload, OBJECTS, "The upstream sent an event that is not JSON.")
         place = event.get("contentBlockIndex")
         place = place if isinstance(place, int) else 0
         match message.headers.get(":event-type"), event:

@@ -18,7 +18,7 @@ from gateway.upstreams.bedrock.request import converse_body
 from gateway.upstreams.bedrock.signing import region_of, signed
 from gateway.upstreams.wire.base import Asking, EventStream, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamTimeout
-from gateway.upstreams.wire.reading import read_error_fields, read_retry_after, text_of, usual_failure
+from gateway.upstreams.wire.reading import OBJECTS, decoded, read_error_fields, read_retry_after, text_of, usual_failure
 from gateway.upstreams.wire.unsayable import Unsayable
 from protocol.chat import ChatRequest
 from protocol.decoding import NOT_JSON
@@ -69,10 +69,7 @@ class BedrockFormat:
 
     def read_reply(self, request: Request, body: bytes) -> tuple[WholeReply, Usage | None]:
         """Return the answer that ``body`` holds."""
-        try:
-            told = msgspec.json.decode(body, type=dict[str, Any])
-        except NOT_JSON as exc:
-            raise UpstreamError("The upstream's answer is not what its format promises.", outcome="malformed") from exc
+        told = decoded(body, OBJECTS)
         message = as_message(told)
         if message is None:
             raise UpstreamError("The upstream's answer is empty, or not what was asked for.", outcome="malformed")

@@ -6,10 +6,9 @@ from __future__ import annotations
 from gateway.upstreams.gemini.replies import NOTHING_TOLD, Candidate, Told, answer_decoder, read_call, read_finish
 from gateway.upstreams.wire.errors import UpstreamError
 from gateway.upstreams.wire.filters import read_filtered
-from gateway.upstreams.wire.reading import SseEvents, read_error_fields
+from gateway.upstreams.wire.reading import SseEvents, decoded, read_error_fields
 from gateway.upstreams.wire.signatures import GEMINI
 from protocol.chat import FinishReason
-from protocol.decoding import NOT_JSON
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport
 from protocol.usage import Usage
 
@@ -29,10 +28,7 @@ class GeminiEvents(SseEvents):
         return self._has_ended
 
     def _read_event(self, data: bytes, events: list[Event]) -> None:
-        try:
-            answer = answer_decoder.decode(data)
-        except NOT_JSON as exc:
-            raise UpstreamError("The upstream sent a piece that is not JSON.", outcome="malformed") from exc
+        answer = decoded(data, answer_decoder, "The upstream sent a piece that is not JSON.")
         if bytes(answer.error) not in (b"", b"null"):
             if (filtered := read_filtered(read_error_fields(data))) is not None:
                 raise filtered

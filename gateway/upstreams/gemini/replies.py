@@ -10,11 +10,10 @@ from msgspec import Raw, Struct
 
 from gateway.upstreams.gemini.request import safe_name
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFiltered
-from gateway.upstreams.wire.reading import NOTHING, count_of, object_in, read_usage, text_in
+from gateway.upstreams.wire.reading import NOTHING, count_of, decoded, object_in, read_usage, text_in
 from gateway.upstreams.wire.short_ids import names_given
 from gateway.upstreams.wire.signatures import GEMINI
 from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, FunctionCall, Reasoning, ReplyMessage, ToolCall
-from protocol.decoding import NOT_JSON
 from protocol.inference import Request
 from protocol.usage import Usage
 
@@ -179,10 +178,7 @@ def read_call(call: _Call, told: Told, reply: str, place: int) -> ToolCall:
 
 def read_content(body: bytes, told: Told) -> tuple[ChatReply, Usage | None]:
     """Return the reply that ``body`` holds, and its count. Raises UpstreamError, UpstreamFiltered."""
-    try:
-        answer = answer_decoder.decode(body)
-    except NOT_JSON as exc:
-        raise UpstreamError("The upstream's answer is not what its format promises.", outcome="malformed") from exc
+    answer = decoded(body, answer_decoder)
     if (refused := answer.refused()) is not None:
         raise refused
     if not answer.candidates:

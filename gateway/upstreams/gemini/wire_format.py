@@ -21,6 +21,7 @@ from gateway.upstreams.wire.reading import (
     LONGEST_WAIT,
     NOTHING,
     count_of,
+    decoded,
     read_error_fields,
     read_retry_after,
     read_usage,
@@ -29,7 +30,6 @@ from gateway.upstreams.wire.reading import (
 )
 from gateway.upstreams.wire.unsayable import Unsayable, leave_out_anthropics
 from protocol.chat import ChatRequest
-from protocol.decoding import NOT_JSON
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest
 from protocol.inference import Request, WholeReply
 from protocol.usage import Usage
@@ -142,10 +142,7 @@ def embedding_body(request: EmbeddingRequest, model: str) -> tuple[Block, list[s
 
 def read_embeddings(request: EmbeddingRequest, body: bytes) -> tuple[EmbeddingReply, Usage | None]:
     """Return the vectors that ``body`` holds, and their count. Raises UpstreamError."""
-    try:
-        said = _decoder.decode(body)
-    except NOT_JSON as exc:
-        raise UpstreamError("The upstream's answer is not what its format promises.", outcome="malformed") from exc
+    said = decoded(body, _decoder)
     wanted = 1 if isinstance(request.input, str) else len(request.input)
     vectors = [each.values for each in said.embeddings]
     if len(vectors) != wanted or not all(map(_is_vector, vectors)):

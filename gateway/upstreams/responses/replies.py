@@ -15,7 +15,7 @@ from msgspec import Meta, Raw, Struct
 from gateway.upstreams.openai.parts import TokenDetails, UsageObject
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
 from gateway.upstreams.wire.filters import read_filtered
-from gateway.upstreams.wire.reading import NOTHING, SseEvents, read_error_fields, read_usage, text_in
+from gateway.upstreams.wire.reading import NOTHING, SseEvents, decoded, read_error_fields, read_usage, text_in
 from protocol.chat import MOST_PARTS, ChatReply, Choice, FinishReason, FunctionCall, ReplyMessage, ToolCall
 from protocol.decoding import NOT_JSON
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
@@ -394,17 +394,12 @@ def _fields(data: bytes | Raw) -> dict[str, Raw]:
     said = bytes(data)
     if not said.isascii():
         said = said.decode("utf-8", "replace").encode()
-    try:
-        return _fields_decoder.decode(said.replace(b"\n", b" ").replace(b"\r", b" "))
-    except NOT_JSON as exc:
-        raise UpstreamError("The upstream sent what is not JSON.", outcome="malformed") from exc
+    said = said.replace(b"\n", b" ").replace(b"\r", b" ")
+    return decoded(said, _fields_decoder, "The upstream sent what is not JSON.")
 
 
 def _read(data: bytes | Raw, shape: type[T]) -> T:
-    try:
-        return _decoder_of(shape).decode(data)
-    except NOT_JSON as exc:
-        raise UpstreamError("The upstream's answer is not what its format promises.", outcome="malformed") from exc
+    return decoded(data, _decoder_of(shape))
 
 
 @cache

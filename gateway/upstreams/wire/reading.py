@@ -24,11 +24,13 @@ MOST_TOKENS = 2**31  # of one kind in one call
 LONGEST_WAIT = 86_400.0  # seconds that an upstream may ask a client to wait
 LONGEST_WORDS = 2_000  # characters of an upstream's refusal that its caller is told
 
+OBJECTS = msgspec.json.Decoder(dict[str, Any])
 _texts = msgspec.json.Decoder(str)
 NOTHING = Raw()  # msgspec takes no union of Raw with None
 MOST_OF_ERROR = 64 * 1024  # bytes of a failing answer that are decoded
 
 T = TypeVar("T", bound=Struct)
+D = TypeVar("D")
 
 
 class SseEvents(ABC):
@@ -95,6 +97,18 @@ class SseEvents(ABC):
     def _has_finished(self) -> bool:
         """Whether every choice has."""
         return self._has_reason()
+
+
+def decoded(
+    data: bytes | Raw,
+    decoder: msgspec.json.Decoder[D],
+    fault: str = "The upstream's answer is not what its format promises.",
+) -> D:
+    """Return what an upstream sent. Raises UpstreamError, with ``fault`` as its words, for what is none."""
+    try:
+        return decoder.decode(data)
+    except NOT_JSON as exc:
+        raise UpstreamError(fault, outcome="malformed") from exc
 
 
 def read_usage(said: Raw, shape: type[T]) -> T | None:
