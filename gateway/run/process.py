@@ -299,14 +299,13 @@ class _Process:
         responses = ResponseStore(
             self.database, self.clock, response_sealer, self.body_room, settings.retention.responses
         )
-        stores = (self.database, self.clock, response_sealer, self.body_room)
-        self.conversations = ConversationStore(responses, *stores)
+        self.conversations = ConversationStore(responses)
         summaries = Summaries(Sealer(settings.key_pepper, "compaction", *settings.other_key_peppers))
         self.memory = ResponseMemory(
             responses, self.conversations, summaries, self.clock, settings.responses_stored_bytes, Collector
         )
-        self.chats = ChatStore(responses, self.database, self.clock)
-        background_store = BackgroundStore(responses, self.idempotency, self.database, self.clock, response_sealer)
+        self.chats = ChatStore(responses)
+        background_store = BackgroundStore(responses, self.idempotency, self.database)
         self.backgrounds = BackgroundResponses(self.memory, background_store, self.background)
         self.drain.runs_more = lambda: self.backgrounds.is_busy
 

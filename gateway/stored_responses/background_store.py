@@ -16,13 +16,12 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.records import UsageRecord
-from gateway.core.clock import Clock
 from gateway.core.errors import StoredResponseUnreadable, TooManyInBackground
 from gateway.idempotency.keeping import keep_until_known
 from gateway.idempotency.store import IdempotencyStore
 from gateway.idempotency.stored_answers import Claim, Place, StoredAnswer
 from gateway.storage.database import Database
-from gateway.storage.encryption import Sealer, Unsealable
+from gateway.storage.encryption import Unsealable
 from gateway.stored_responses.event_log import Piece
 from gateway.stored_responses.store import ResponseStore, is_response
 from gateway.stored_responses.turns import Turn
@@ -51,14 +50,10 @@ def place_of(team_id: str, response_id: str) -> Place:
 class BackgroundStore:
     """The responses of all teams that run in the background, or did."""
 
-    def __init__(
-        self, responses: ResponseStore, calls: IdempotencyStore, database: Database, clock: Clock, sealer: Sealer
-    ) -> None:
+    def __init__(self, responses: ResponseStore, calls: IdempotencyStore, database: Database) -> None:
         self.calls = calls
         self._responses = responses
         self._database = database
-        self._clock = clock
-        self._sealer = sealer
 
     async def begin(self, claim: Claim, previous_id: str | None, turn: Turn, piece: Piece, most: int) -> None:
         """Store a response that is to run here, claimed by this gateway. Raises TooManyInBackground, BadRequest."""
@@ -159,7 +154,9 @@ class BackgroundStore:
     async def _append(self, connection: AsyncConnection, place: Place, pieces: Sequence[Piece]) -> bool:
         rows = {
             "lasts": [last for last, _ in pieces],
-            "sealed": [self._sealer.seal(zlib.compress(events, 1), _label(place, last)) for last, events in pieces],
+            "sealed": [
+                self._responses.sealer.seal(zlib.compress(events, 1), _label(place, last)) for last, events in pieces
+            ],
         }
         return (await connection.execute(APPEND, _row(place) | rows)).scalar_one_or_none() is True
 
@@ -171,13 +168,13 @@ class BackgroundStore:
 
     def _events(self, place: Place, row: Any) -> bytes:
         try:
-            return zlib.decompress(self._sealer.unseal(row.sealed, _label(place, row.last_event)))
+            return zlib.decompress(self._responses.sealer.unseal(row.sealed, _label(place, row.last_event)))
         except (Unsealable, zlib.error) as exc:
             log.error("stored_response_unreadable", team_id=place.team_id, response_id=place.key, error=repr(exc))
             raise StoredResponseUnreadable(f"The stream of '{place.key}' cannot be read any more.") from exc
 
     def _since(self) -> datetime:
-        return self._clock.moment() - timedelta(seconds=self._responses.retention)
+        return self._responses.clock.moment() - timedelta(seconds=self._responses.retention)
 
 
 NUMBER = b"-1000001"  # stands for the number of an event that is not known yet

@@ -6,22 +6,19 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from typing import Any, NoReturn
 
 import msgspec
 import structlog
 from msgspec import Raw, Struct
-from sqlalchemy import TextClause, text
+from sqlalchemy import text
 
 from billing.core.errors import RateLimited
-from gateway.core.clock import Clock
 from gateway.core.errors import StoredResponseUnreadable
-from gateway.storage.database import Database
 from gateway.storage.encryption import Unsealable
 from gateway.stored_responses.store import HEAVY, ResponseStore, can_be_id
-from gateway.stored_responses.turns import StoredChat
+from gateway.stored_responses.turns import StoredChat, unseal
 from protocol.errors import BadRequest, NotFound, invalid_value
 from protocol.serving.off_loop import in_parallel
 
@@ -41,14 +38,12 @@ class _Model(Struct):
 class ChatStore:
     """The stored chats of all teams."""
 
-    def __init__(self, responses: ResponseStore, database: Database, clock: Clock) -> None:
+    def __init__(self, responses: ResponseStore) -> None:
         self._responses = responses
-        self._database = database
-        self._clock = clock
 
     async def find(self, team_id: str, chat_id: str) -> StoredChat:
         """Return a chat of a team's. Raises NotFound, StoredResponseUnreadable."""
-        rows = await self._run(FIND, team_id, id=chat_id) if can_be_id(chat_id) else []
+        rows = await self._responses.rows(FIND, team_id, id=chat_id) if can_be_id(chat_id) else []
         if not rows:
             _refuse(chat_id)
         return await in_parallel(rows[0].bytes, HEAVY, partial(self._opened, team_id, rows[0]))
@@ -57,13 +52,13 @@ class ChatStore:
         """Give a chat other metadata. Raises NotFound, StoredResponseUnreadable."""
         chat = msgspec.structs.replace(await self.find(team_id, chat_id), metadata=metadata)
         sealed = await self._responses.sealed(team_id, chat_id, msgspec.json.encode(chat))
-        if not await self._run(UPDATE, team_id, id=chat_id, sealed=sealed):
+        if not await self._responses.rows(UPDATE, team_id, id=chat_id, sealed=sealed):
             _refuse(chat_id)
         return chat
 
     async def delete(self, team_id: str, chat_id: str) -> None:
         """Delete a chat for ever. Raises NotFound."""
-        if not can_be_id(chat_id) or not await self._run(DELETE, team_id, id=chat_id):
+        if not can_be_id(chat_id) or not await self._responses.rows(DELETE, team_id, id=chat_id):
             _refuse(chat_id)
 
     async def page(
@@ -81,7 +76,7 @@ class ChatStore:
         StoredResponseUnreadable, and what ``note`` does of the first."""
         place: Any = None
         if after is not None:
-            rows = await self._run(FIND, team_id, id=after) if can_be_id(after) else []
+            rows = await self._responses.rows(FIND, team_id, id=after) if can_be_id(after) else []
             if not rows:
                 raise invalid_value("after", "is the id of a stored chat completion")
             place = rows[0]
@@ -92,7 +87,7 @@ class ChatStore:
                 return found, True
             await _turn(note, is_first=not read)
             values = {"at": place and place.created_at, "id": place and place.id, "most": READ_AT_ONCE}
-            if not (rows := await self._run(statement, team_id, **values)):
+            if not (rows := await self._responses.rows(statement, team_id, **values)):
                 return found, False
             size = sum(row.bytes for row in rows)
             for row, chat in await in_parallel(size, HEAVY, partial(self._fitting, team_id, rows, takes)):
@@ -106,11 +101,6 @@ class ChatStore:
             raise BadRequest(f"{words}. Go on with after={place.id}.", param="after")
         return found, True
 
-    async def _run(self, statement: TextClause, team_id: str, **values: Any) -> list[Any]:
-        values |= {"team_id": team_id, "since": self._clock.moment() - timedelta(seconds=self._responses.retention)}
-        async with self._database.at_once() as connection:
-            return list((await connection.execute(statement, values)).all())
-
     def _fitting(
         self, team_id: str, rows: list[Any], takes: Callable[[StoredChat], bool]
     ) -> list[tuple[Any, StoredChat]]:
@@ -119,7 +109,7 @@ class ChatStore:
 
     def _opened(self, team_id: str, row: Any) -> StoredChat:
         try:
-            return self._responses.unsealed(team_id, row.id, row.sealed, StoredChat)
+            return unseal(self._responses.sealer, team_id, row.id, row.sealed, StoredChat)
         except (Unsealable, zlib.error, msgspec.MsgspecError) as exc:
             log.error("stored_chat_unreadable", team_id=team_id, chat_id=row.id, error=repr(exc))
             words = f"The stored chat completion '{row.id}' cannot be read any more. Delete it."

@@ -6,7 +6,7 @@ from __future__ import annotations
 import uuid
 import zlib
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -15,11 +15,8 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 from sqlalchemy import TextClause, text
 
-from gateway.core.clock import Clock
 from gateway.core.errors import StorageFull, StoredResponseUnreadable
-from gateway.overload.body_memory import BodyRoom
-from gateway.storage.database import Database
-from gateway.storage.encryption import Sealer, Unsealable
+from gateway.storage.encryption import Unsealable
 from gateway.stored_responses.store import HEAVY, ResponseStore, can_be_id
 from gateway.stored_responses.turns import LARGEST, read_item, seal, unseal
 from protocol.chat import MOST_MESSAGES
@@ -45,18 +42,12 @@ class Conversation(Struct, frozen=True):
 class ConversationStore:
     """The conversations of all teams. They are kept for as long as responses are, from their last use on."""
 
-    def __init__(
-        self, responses: ResponseStore, database: Database, clock: Clock, sealer: Sealer, room: BodyRoom
-    ) -> None:
+    def __init__(self, responses: ResponseStore) -> None:
         self._responses = responses
-        self._database = database
-        self._clock = clock
-        self._sealer = sealer
-        self._room = room  # for long conversations, as for the bodies that they would else come in
 
     async def create(self, team_id: str, metadata: dict[str, str]) -> Conversation:
         """Begin a conversation."""
-        made = Conversation(f"conv_{uuid.uuid4().hex}", metadata, self._clock.moment(), 0)
+        made = Conversation(f"conv_{uuid.uuid4().hex}", metadata, self._responses.clock.moment(), 0)
         await self._run(CREATE, team_id, made.id, sealed=self._sealed(team_id, made))
         return made
 
@@ -84,7 +75,7 @@ class ConversationStore:
         found = await self.find(team_id, conversation_id)
         if found.bytes < HEAVY:
             return await self._read(team_id, found)
-        async with self._room.taken(team_id, found.bytes):
+        async with self._responses.room.taken(team_id, found.bytes):
             return await self._read(team_id, found)
 
     async def page(
@@ -102,7 +93,7 @@ class ConversationStore:
         values = {"after": place, "limit": limit}
         if found.bytes < HEAVY:
             return await self._told(team_id, conversation_id, await self._run(statement, team_id, found.id, **values))
-        async with self._room.taken(team_id, found.bytes):
+        async with self._responses.room.taken(team_id, found.bytes):
             return await self._told(team_id, conversation_id, await self._run(statement, team_id, found.id, **values))
 
     async def item(self, team_id: str, conversation_id: str, item_id: str) -> Raw:
@@ -128,7 +119,7 @@ class ConversationStore:
 
         def sealed() -> list[bytes]:
             labels = (f"{conversation_id}\n{item['id']}" for item in told)
-            return [seal(self._sealer, team_id, *pair) for pair in zip(labels, plain, strict=True)]
+            return [seal(self._responses.sealer, team_id, *pair) for pair in zip(labels, plain, strict=True)]
 
         values = {
             "ids": [item["id"] for item in told],
@@ -163,19 +154,14 @@ class ConversationStore:
         return await in_parallel(sum(row.size for row in rows), HEAVY, opened)
 
     async def _run(self, statement: TextClause, team_id: str, conversation_id: str, **values: Any) -> list[Any]:
-        now = self._clock.moment()
-        values |= {"team_id": team_id, "id": conversation_id, "now": now}
-        values["since"] = now - timedelta(seconds=self._responses.retention)
-        known = {name: value for name, value in values.items() if f":{name}" in statement.text}
-        async with self._database.at_once() as connection:
-            return list((await connection.execute(statement, known)).all())
+        return await self._responses.rows(statement, team_id, id=conversation_id, **values)
 
     def _sealed(self, team_id: str, one: Conversation) -> bytes:
-        return seal(self._sealer, team_id, one.id, msgspec.json.encode(one.metadata))
+        return seal(self._responses.sealer, team_id, one.id, msgspec.json.encode(one.metadata))
 
     def _opened(self, team_id: str, label: str, sealed: bytes, kind: type[T]) -> T:
         try:
-            return unseal(self._sealer, team_id, label, sealed, kind)
+            return unseal(self._responses.sealer, team_id, label, sealed, kind)
         except (Unsealable, zlib.error, msgspec.MsgspecError) as exc:
             conversation_id = label.partition("\n")[0]
             log.error("conversation_unreadable", team_id=team_id, conversation_id=conversation_id, error=repr(exc))

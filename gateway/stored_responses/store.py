@@ -38,9 +38,9 @@ class ResponseStore:
     def __init__(self, database: Database, clock: Clock, sealer: Sealer, room: BodyRoom, retention: float) -> None:
         self.retention = retention  # seconds; 0: nothing is stored, and nothing found
         self._database = database
-        self._clock = clock
-        self._sealer = sealer
-        self._room = room  # for long conversations, as for the bodies that they would else come in
+        self.clock = clock
+        self.sealer = sealer
+        self.room = room  # for long conversations, as for the bodies that they would else come in
 
     async def put(
         self, team_id: str, response_id: str, previous_id: str | None, turn: Turn | StoredChat, *, is_open: bool = False
@@ -58,7 +58,7 @@ class ResponseStore:
             "size": len(plain),
             "most": LARGEST,
             "is_open": is_open,
-            "now": self._clock.moment(),
+            "now": self.clock.moment(),
         }
         async with self._database.at_once() as connection:
             is_stored = (await connection.execute(PUT, values)).one_or_none() is not None
@@ -66,15 +66,11 @@ class ResponseStore:
 
     async def sealed(self, team_id: str, response_id: str, plain: bytes) -> bytes:
         """Return what a row has of a turn in JSON."""
-        return await in_parallel(len(plain), HEAVY, partial(seal, self._sealer, team_id, response_id, plain))
-
-    def unsealed(self, team_id: str, row_id: str, sealed: bytes, kind: type[T]) -> T:
-        """Return what a row has, in JSON. Raises Unsealable, zlib.error or MsgspecError."""
-        return unseal(self._sealer, team_id, row_id, sealed, kind)
+        return await in_parallel(len(plain), HEAVY, partial(seal, self.sealer, team_id, response_id, plain))
 
     async def find(self, team_id: str, response_ids: Collection[str]) -> dict[str, Turn]:
         """Return those of a team's turns that are there, by their responses' ids. Raises StoredResponseUnreadable."""
-        rows = await self._rows(FIND, team_id, ids=sorted(id_ for id_ in response_ids if is_response(id_)))
+        rows = await self.rows(FIND, team_id, ids=sorted(id_ for id_ in response_ids if is_response(id_)))
         return {row.id: (await self._opened(team_id, [row], row.conversation_bytes))[0] for row in rows}
 
     async def conversation(self, team_id: str, response_id: str) -> tuple[Chain, str | None]:
@@ -83,19 +79,21 @@ class ResponseStore:
         if not is_response(response_id):
             return [], response_id
         asked = {"id": response_id, "most": MOST_MESSAGES}
-        rows = await self._rows(CONVERSATION, team_id, **asked, longest=HEAVY)
+        rows = await self.rows(CONVERSATION, team_id, **asked, longest=HEAVY)
         if rows and rows[0].sealed is None:
-            async with self._room.taken(team_id, rows[0].conversation_bytes):
-                rows = await self._rows(CONVERSATION, team_id, **asked, longest=LARGEST)
+            async with self.room.taken(team_id, rows[0].conversation_bytes):
+                rows = await self.rows(CONVERSATION, team_id, **asked, longest=LARGEST)
                 return await self._chain(team_id, rows, response_id)
         return await self._chain(team_id, rows, response_id)
 
     async def bytes_of(self, team_id: str) -> int:
         """Return what a team's rows take."""
-        return sum([int((await self._rows(each, team_id))[0].bytes) for each in (BYTES, BYTES_OF_CONVERSATIONS)])
+        return sum([int((await self.rows(each, team_id))[0].bytes) for each in (BYTES, BYTES_OF_CONVERSATIONS)])
 
-    async def _rows(self, statement: TextClause, team_id: str, **values: Any) -> list[Any]:
-        values |= {"team_id": team_id, "since": self._clock.moment() - timedelta(seconds=self.retention)}
+    async def rows(self, statement: TextClause, team_id: str, **values: Any) -> list[Any]:
+        """Return the rows of a statement about what a team keeps: it may name ``now``, and ``since`` when that is."""
+        now = self.clock.moment()
+        values |= {"team_id": team_id, "now": now, "since": now - timedelta(seconds=self.retention)}
         async with self._database.at_once() as connection:
             return list((await connection.execute(statement, values)).all())
 
@@ -110,7 +108,7 @@ class ResponseStore:
 
     def _turn_in(self, team_id: str, row: Any) -> Turn:
         try:
-            return self.unsealed(team_id, row.id, row.sealed, Turn)
+            return unseal(self.sealer, team_id, row.id, row.sealed, Turn)
         except (Unsealable, zlib.error, msgspec.MsgspecError) as exc:
             log.error("stored_response_unreadable", team_id=team_id, response_id=row.id, error=repr(exc))
             raise StoredResponseUnreadable(

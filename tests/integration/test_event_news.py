@@ -40,8 +40,8 @@ async def test_one_look_tells_which_streams_have_news(database: Database) -> Non
         for statement in ROWS:
             known = {"names": NAMES, "endpoint": ENDPOINT}
             await connection.execute(text(statement), {name: known[name] for name in known if f":{name}" in statement})
-    kept = cast(Any, SimpleNamespace(retention=3600.0))
-    store = BackgroundStore(kept, cast(Any, None), database, Clock(), cast(Any, None))
+    kept = cast(Any, SimpleNamespace(retention=3600.0, clock=Clock()))
+    store = BackgroundStore(kept, cast(Any, None), database)
     asked = [(place_of("b" if name == "foreign" else "a", name), 5) for name in NAMES]
 
     assert await store.find_news(asked) == [1, 2, 3, 4]
