@@ -19,14 +19,34 @@ OF_A_TEAM = 128 * MIB  # four of the longest
 WAIT = 30.0  # seconds: a client with a slow line may send many at once
 
 
-class BodyRoom:
-    """Counts the bytes of long bodies, by team."""
+class SharedRoom:
+    """Counts bytes that are held, by team, of which each has a share."""
 
     def __init__(self, of_all: int = OF_ALL, of_a_team: int = OF_A_TEAM) -> None:
         self._of_all = of_all
         self._of_a_team = of_a_team
         self._held: Counter[str] = Counter()
         self._held_by_all = 0
+
+    def take(self, team_id: str, size: int) -> bool:
+        """Hold room for ``size`` more bytes; whether there is any. They are held either way."""
+        self._held[team_id] += size
+        self._held_by_all += size
+        return self._held[team_id] <= self._of_a_team and self._held_by_all <= self._of_all
+
+    def give_back(self, team_id: str, size: int) -> None:
+        """Hold so many bytes less."""
+        self._held[team_id] -= size
+        self._held_by_all -= size
+        if not self._held[team_id]:
+            del self._held[team_id]
+
+
+class BodyRoom(SharedRoom):
+    """Room for long bodies, which is waited for."""
+
+    def __init__(self, of_all: int = OF_ALL, of_a_team: int = OF_A_TEAM) -> None:
+        super().__init__(of_all, of_a_team)
         self._freed = asyncio.Event()
 
     @asynccontextmanager
@@ -34,15 +54,11 @@ class BodyRoom:
         """Hold room for ``size`` bytes inside the block. Raises RateLimited or Overloaded if there is none in time."""
         if not self._has_room(team_id, size):
             await self._wait_for_room(team_id, size)
-        self._held[team_id] += size
-        self._held_by_all += size
+        self.take(team_id, size)
         try:
             yield
         finally:
-            self._held[team_id] -= size
-            self._held_by_all -= size
-            if not self._held[team_id]:
-                del self._held[team_id]
+            self.give_back(team_id, size)
             freed, self._freed = self._freed, asyncio.Event()
             freed.set()
 

@@ -275,7 +275,7 @@ def test_a_message_takes_so_much(house: House, monkeypatch: pytest.MonkeyPatch, 
     """Of bytes, of fragments, and of what a team's messages may take together; beyond it its connection ends."""
     monkeypatch.setattr(protocol, "LARGEST_MESSAGE", 100_000)
     monkeypatch.setattr(protocol, "MOST_FRAGMENTS", 50)
-    monkeypatch.setattr(protocol, "room", protocol.MessageRoom(of_a_team=50_000 if what == "messages" else 10**9))
+    monkeypatch.setattr(protocol, "room", protocol.SharedRoom(of_a_team=50_000 if what == "messages" else 10**9))
     pieces = ["x"] * 60 if what == "fragments" else ["x" * (60_000 if what == "messages" else 200_000)]
     with talking(house.url, house.team_key) as talk:
         with suppress(ConnectionClosed):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +18,7 @@ from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
-from gateway.overload.body_memory import OF_A_TEAM, OF_ALL
+from gateway.overload.body_memory import SharedRoom
 from protocol.serving.leaving import LEAVING
 
 SOCKET = "tollgate.socket"  # an ASGI extension: this connection; of a request that came over one, its session
@@ -32,31 +32,9 @@ quiet = logging.getLogger("tollgate.websocket")  # uvicorn tells of every connec
 quiet.setLevel(logging.WARNING)
 
 
-class MessageRoom:
-    """Room for messages on their way, from their first byte until they are decoded: each team has a share, as it has of
-    long bodies. A message beyond it ends its connection."""
-
-    def __init__(self, of_all: int = OF_ALL, of_a_team: int = OF_A_TEAM) -> None:
-        self._of_all = of_all
-        self._of_a_team = of_a_team
-        self._held: Counter[str] = Counter()
-        self._held_by_all = 0
-
-    def take(self, team_id: str, size: int) -> bool:
-        """Hold room for ``size`` more bytes; whether there is any. They are held either way."""
-        self._held[team_id] += size
-        self._held_by_all += size
-        return self._held[team_id] <= self._of_a_team and self._held_by_all <= self._of_all
-
-    def give_back(self, team_id: str, size: int) -> None:
-        """Hold so many bytes less."""
-        self._held[team_id] -= size
-        self._held_by_all -= size
-        if not self._held[team_id]:
-            del self._held[team_id]
-
-
-room = MessageRoom()  # of this process
+# For the messages of this process, from their first byte until they are decoded: each team has a share, as it has of
+# long bodies. A message beyond it ends its connection.
+room = SharedRoom()
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):

@@ -51,7 +51,7 @@ def text_frame(size: int) -> bytes:
 
 def test_a_message_that_waits_behind_another_keeps_its_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """The room that a read message gives back is its own alone."""
-    room = protocol.MessageRoom(of_a_team=4_000)
+    room = protocol.SharedRoom(of_a_team=4_000)
     monkeypatch.setattr(protocol, "room", room)
 
     async def run() -> bool:
