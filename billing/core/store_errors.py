@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import asyncpg
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
@@ -16,6 +18,17 @@ POSTGRES_AWAY = (SQLAlchemyError, OSError)
 # SQLSTATEs of a Postgres that cannot do it now and may later: its connection, a deadlock, no room, an operator, a disk,
 # a lock or a row that another transaction has, a server that is read only, a transaction that took too long.
 NOT_NOW_IN_POSTGRES = re.compile("08...|40...|53...|57...|58...|55P03|55006|25006|25P03|25P04")
+
+
+@contextmanager
+def told_if_away(
+    log: Any, event: str, *, errors: tuple[type[Exception], ...] = POSTGRES_AWAY, **facts: object
+) -> Iterator[None]:
+    """Go on behind the block where a store is away: the log has that as ``event``, with these facts."""
+    try:
+        yield
+    except errors as exc:
+        log.warning(event, **facts, error=repr(exc))
 
 
 def postgres_refuses(exc: BaseException) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 
 from billing.core.edges import Clock
-from billing.core.store_errors import POSTGRES_AWAY
+from billing.core.store_errors import POSTGRES_AWAY, told_if_away
 from billing.journal.journal import Journal
 from billing.journal.owner_files import OWNER, bury, claim, dead, ended, note_told
 from billing.quotas.lease_store import Beat
@@ -168,15 +168,13 @@ class Owner:
         if self._delivering is not None:
             self._delivering.cancel()
         self._leases.leave()
-        try:
+        with told_if_away(log, "owner_not_ended"):
             async with running_timeout(LEAVE_WITHIN):
                 await self._leases.returns.tell()
                 await self._settle_forgotten()
                 if self._journal.oldest is None and not self._leases.holding.calls and self._is_listed:
                     await self._store.end(self.id)
                     self._forget_claim()
-        except POSTGRES_AWAY as exc:
-            log.warning("owner_not_ended", error=repr(exc))
         if self._claim is not None:
             os.close(self._claim)
             self._claim = None

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.edges import Clock, Database
 from billing.core.records import CHARGED, REQUESTS, TOKENS
-from billing.core.store_errors import POSTGRES_AWAY
+from billing.core.store_errors import POSTGRES_AWAY, told_if_away
 from billing.ledger.ledger import forget_days
 from billing.ledger.partitions import delete_stragglers, drop_partition, old_partitions
 from billing.ledger.series import forget_series, merge_parts, seal_days, seal_hours
@@ -56,10 +56,8 @@ class Sweeper:
     async def run(self) -> None:
         """Look every ten seconds whether there is something to do."""
         while True:
-            try:
+            with told_if_away(log, "sweeper_unreachable"):
                 await self.look_once()
-            except POSTGRES_AWAY as exc:
-                log.warning("sweeper_unreachable", error=repr(exc))
             await asyncio.sleep(EVERY)
 
     async def look_once(self) -> bool:

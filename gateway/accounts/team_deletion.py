@@ -11,7 +11,7 @@ from sqlalchemy import TextClause, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.money import to_text
-from billing.core.store_errors import POSTGRES_AWAY
+from billing.core.store_errors import told_if_away
 from billing.upkeep.scope_room import scope_rooms
 from gateway.accounts.teams import TeamRecord, announce, find_team, get_team
 from gateway.core.errors import Conflict
@@ -61,10 +61,8 @@ async def purge_deleted_teams(database: Database) -> list[str]:
     async with database.begin() as connection:
         gone = list((await connection.execute(DELETED)).scalars())
     for table, statement, at_once in ERASE if gone else ():
-        try:
+        with told_if_away(log, "not_purged", what=f"{table} of deleted teams"):
             await database.purge(statement, at_once, teams=gone)
-        except POSTGRES_AWAY as exc:
-            log.warning("not_purged", what=f"{table} of deleted teams", error=repr(exc))
     return gone
 
 

@@ -33,7 +33,7 @@ import structlog
 from msgspec.structs import replace
 
 from billing.core.records import UsageRecord
-from billing.core.store_errors import POSTGRES_AWAY
+from billing.core.store_errors import POSTGRES_AWAY, told_if_away
 from gateway.calls.call import Call
 from gateway.core.background import Background
 from gateway.core.clock import Clock
@@ -193,11 +193,10 @@ class AnsweredOnce:
             patience.cancel()
 
     async def _release(self, claim: Claim) -> None:
-        try:
+        # Else the lease ends by itself.
+        with told_if_away(log, "idempotency_claim_not_released", request_id=claim.request_id):
             async with running_timeout(ASK_WITHIN):
                 await self._store.release(claim)
-        except POSTGRES_AWAY as exc:  # the lease ends by itself
-            log.warning("idempotency_claim_not_released", request_id=claim.request_id, error=repr(exc))
 
     def _count(self, outcome: str) -> None:
         counter_of(self._metrics.idempotent, outcome).inc()

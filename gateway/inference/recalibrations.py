@@ -11,7 +11,7 @@ from msgspec import Struct
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.core.store_errors import POSTGRES_AWAY
+from billing.core.store_errors import told_if_away
 from gateway.storage.database import Database
 from protocol.inference import Request
 from router.catalog.catalog import AutoRoute, Catalog
@@ -51,10 +51,8 @@ class Recalibrations:
     async def run(self) -> None:
         """Read for ever, if there is anything to read."""
         while True:
-            try:
+            with told_if_away(log, "recalibrations_not_read"):
                 await self.read()
-            except POSTGRES_AWAY as exc:
-                log.warning("recalibrations_not_read", error=repr(exc))
             await asyncio.sleep(READ_EVERY)
 
     async def read(self) -> None:

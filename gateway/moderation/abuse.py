@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 from redis.asyncio import Redis
 
+from billing.core.store_errors import told_if_away
 from billing.quotas.rate_wire import REDIS_AWAY
 from gateway.core.background import Background
 from gateway.core.clock import Clock
@@ -71,10 +72,8 @@ class AbuseWatch:
         """Learn of the pauses that other gateways made, for ever."""
         while True:
             await asyncio.sleep(EVERY)
-            try:
+            with told_if_away(log, "abuse_not_shared", errors=REDIS_AWAY):
                 await self.sync()
-            except REDIS_AWAY as exc:
-                log.warning("abuse_not_shared", error=repr(exc))
 
     async def sync(self) -> None:
         """Take over which keys are paused. Raises one of REDIS_AWAY."""
@@ -91,7 +90,7 @@ class AbuseWatch:
     async def _share(self, key_id: str, team_id: str, now: float, tell: Callable[[], None]) -> None:
         policy = self._policy
         counted = f"{PREFIX}:{key_id}"
-        try:
+        with told_if_away(log, "abuse_not_shared", errors=REDIS_AWAY):
             async with running_timeout(DEADLINE):
                 async with self._redis.pipeline(transaction=True) as pipe:
                     pipe.zadd(counted, {self._clock.new_id(): now})
@@ -104,8 +103,6 @@ class AbuseWatch:
                 if (until := self.paused.get(key_id, 0.0)) > now:
                     await self._redis.zadd(PAUSED, {key_id: until})
                     await self._redis.zremrangebyscore(PAUSED, 0, now)
-        except REDIS_AWAY as exc:
-            log.warning("abuse_not_shared", error=repr(exc))
 
     def _pause(self, key_id: str, team_id: str, until: float, tell: Callable[[], None]) -> None:
         if until - self.paused.get(key_id, 0.0) < 1.0:

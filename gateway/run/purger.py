@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import structlog
 
-from billing.core.store_errors import POSTGRES_AWAY
+from billing.core.store_errors import told_if_away
 from gateway.accounts.team_deletion import purge_deleted_teams
 from gateway.batch.file_store import purge_files
 from gateway.batch.retention import purge_items
@@ -46,31 +44,26 @@ class Purger:
     async def purge_once(self) -> None:
         """Erase a part of what is past its time. What fails holds up nothing else."""
         retention = self._editions.current.settings.retention
-        async with _survived("stored answers"):
+        with told_if_away(log, "not_purged", what="stored answers"):
             if purged := await purge_expired(self._database, self._clock):
                 log.info("stored_answers_purged", count=purged)
-        async with _survived("stored responses"):
+        with told_if_away(log, "not_purged", what="stored responses"):
             if purged := await purge_responses(self._database, self._clock, retention.responses):
                 log.info("stored_responses_purged", count=purged)
-        async with _survived("contents"):
+        with told_if_away(log, "not_purged", what="contents"):
             if purged := await purge_contents(self._database, self._clock.moment(), retention.contents):
                 log.info("contents_purged", count=purged)
-        async with _survived("files"):
+        with told_if_away(log, "not_purged", what="files"):
             await purge_files(self._database)
-        async with _survived("batch items"), self._database.begin() as connection:
-            await purge_items(connection, retention.batch_files)
-        async with _survived("refused calls"), self._database.begin() as connection:
-            await purge_refused(connection, self._clock.now())
-        async with _survived("safety outcomes"), self._database.begin() as connection:
-            await purge_outcomes(connection, retention.usage)
-        async with _survived("deleted teams"):
+        with told_if_away(log, "not_purged", what="batch items"):
+            async with self._database.begin() as connection:
+                await purge_items(connection, retention.batch_files)
+        with told_if_away(log, "not_purged", what="refused calls"):
+            async with self._database.begin() as connection:
+                await purge_refused(connection, self._clock.now())
+        with told_if_away(log, "not_purged", what="safety outcomes"):
+            async with self._database.begin() as connection:
+                await purge_outcomes(connection, retention.usage)
+        with told_if_away(log, "not_purged", what="deleted teams"):
             for team_id in await purge_deleted_teams(self._database):
                 await self._cache.forget(f"team:{team_id}")
-
-
-@asynccontextmanager
-async def _survived(what: str) -> AsyncIterator[None]:
-    try:
-        yield
-    except POSTGRES_AWAY as exc:
-        log.warning("not_purged", what=what, error=repr(exc))

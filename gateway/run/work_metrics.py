@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy import text
 from uvicorn.server import ServerState
 
-from billing.core.store_errors import POSTGRES_AWAY
+from billing.core.store_errors import told_if_away
 from gateway.batch.estimate import read_backlog
 from gateway.http.http_protocol import HttpProtocol
 from gateway.storage.database import Database
@@ -79,11 +79,9 @@ class WorkMetrics(Struct, eq=False):
     async def answer(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer any request with all metrics, as an ASGI app."""
         registry = CollectorRegistry()
-        try:
+        with told_if_away(log, "metrics_incomplete"):
             async with running_timeout(LOOK_WITHIN):
                 registry.register(_Looked(await self._look()))
-        except POSTGRES_AWAY as exc:
-            log.warning("metrics_incomplete", error=repr(exc))
         body = generate_latest(registry) + self._metrics.render()
         headers = [(b"content-type", CONTENT_TYPE), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from billing.core.store_errors import POSTGRES_AWAY
+from billing.core.store_errors import told_if_away
 from gateway.accounts.provider_keys import reseal_provider_keys
 from gateway.accounts.team_secrets import PURPOSE, reseal_secrets
 from gateway.batch.running.provider_runner import PACE, Pace
@@ -172,12 +172,10 @@ def comparer_of(parts: Parts) -> Comparer:
 async def _reseal(database: Database, settings: Settings) -> None:
     """Leave nothing of lasting worth under a pepper that may go."""
     sealers = [Sealer(settings.key_pepper, one, *settings.other_key_peppers) for one in (PURPOSE, OF_PROVIDER_KEYS)]
-    try:
+    with told_if_away(log, "secrets_not_resealed"):
         async with database.begin() as connection:
             log.info("webhook_secrets_resealed", count=await reseal_secrets(connection, sealers[0]))
             log.info("provider_keys_resealed", count=await reseal_provider_keys(connection, sealers[1]))
-    except POSTGRES_AWAY as exc:
-        log.warning("secrets_not_resealed", error=repr(exc))
 
 
 async def _until_stopped(asked_to_stop: asyncio.Event, chores: dict[str, asyncio.Task[None]]) -> int:

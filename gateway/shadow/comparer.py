@@ -11,7 +11,7 @@ import structlog
 from msgspec import Struct
 
 from billing.core.money import to_nano, to_text
-from billing.core.store_errors import POSTGRES_AWAY
+from billing.core.store_errors import told_if_away
 from gateway.core.clock import Clock
 from gateway.core.errors import ContentPolicyViolation
 from gateway.inference.edition import Editions
@@ -61,14 +61,12 @@ class Comparer:
         """Ask and compare, for ever."""
         asked = float("-inf")
         while True:
-            try:
+            with told_if_away(log, "shadow_calls_wait"):
                 if (now := self._clock.monotonic()) - asked > ASK_EVERY:
                     await self.ask()
                     await self.recalibrate()
                     asked = now
                 await self.compare()
-            except POSTGRES_AWAY as exc:
-                log.warning("shadow_calls_wait", error=repr(exc))
             await asyncio.sleep(COMPARE_EVERY)
 
     async def ask(self) -> None:

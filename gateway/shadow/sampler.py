@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from billing.core.money import to_text
 from billing.core.records import Status, UsageRecord
-from billing.core.store_errors import POSTGRES_AWAY
+from billing.core.store_errors import told_if_away
 from gateway.calls.call import Call
 from gateway.calls.hooks import NO_HOOK, ReplyHook
 from gateway.core.background import Background
@@ -89,13 +89,10 @@ class Sampler:
         noted = shadow_call(call, name, catalog, record, answer, self._scored_by)
         if noted is None or shadow is None:
             return
-        try:
+        with told_if_away(log, "shadow_call_not_noted", request_id=call.request_id):  # one sample less
             async with self._database.begin() as connection:
                 is_within = await note_call(connection, self._clock, noted, shadow.budget_nanousd)
-        except POSTGRES_AWAY as exc:  # one sample less
-            log.warning("shadow_call_not_noted", request_id=call.request_id, error=repr(exc))
-            return
-        log.info("shadow_call", request_id=call.request_id, route=name, is_within_budget=is_within)
+            log.info("shadow_call", request_id=call.request_id, route=name, is_within_budget=is_within)
 
 
 class Watch(ReplyHook):

@@ -19,7 +19,7 @@ import structlog
 from msgspec import Raw
 from msgspec.structs import replace
 
-from billing.core.store_errors import POSTGRES_AWAY
+from billing.core.store_errors import POSTGRES_AWAY, told_if_away
 from gateway.calls.call import Call
 from gateway.calls.hooks import Ending, KeepEnding
 from gateway.core.background import Background
@@ -287,7 +287,8 @@ class BackgroundResponses:
     async def _fail(self, run: Run, error: ServiceError) -> None:
         """Store that a response failed; one that its caller still waits to see queued is none."""
         place = run.claim.place
-        try:
+        # Should it not be stored, who reads it finds that nothing runs it.
+        with told_if_away(log, "background_response_not_ended", request_id=run.call.request_id):
             async with running_timeout(END_WITHIN):
                 if run.is_awaited and not run.is_admitted:
                     run.refusal = error
@@ -297,8 +298,6 @@ class BackgroundResponses:
                     run.events.error(error)
                 failed = run.turn(run.events.writer.unfinished("failed", error))
                 await self.store.fail(run.claim, failed, run.events.cut())
-        except POSTGRES_AWAY as exc:  # who reads it finds that nothing runs it
-            log.warning("background_response_not_ended", request_id=run.call.request_id, error=repr(exc))
 
     async def _store_events(self, run: Run) -> None:
         """Store what the stream says as it comes, and find out whether another gateway has ended it."""

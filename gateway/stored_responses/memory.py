@@ -15,7 +15,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from billing.core.records import Status
-from billing.core.store_errors import POSTGRES_AWAY
+from billing.core.store_errors import POSTGRES_AWAY, told_if_away
 from gateway.calls.call import Call
 from gateway.calls.hooks import Ending
 from gateway.core.clock import Clock
@@ -269,11 +269,8 @@ class ResponseMemory:
 
     async def _sum(self, team_id: str) -> None:
         """Note what a team's rows take; should Postgres not say it, what was known goes on to count."""
-        try:
+        with told_if_away(log, "stored_bytes_not_summed", team_id=team_id):
             used = await self.store.bytes_of(team_id)
-        except POSTGRES_AWAY as exc:
-            log.warning("stored_bytes_not_summed", team_id=team_id, error=repr(exc))
-        else:
             self._used[team_id] = (self._clock.monotonic(), used)
 
     def note_stored(self, team_id: str, size: int) -> None:

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.holds import LimitName, Limits
 from billing.core.records import CHARGED
-from billing.core.store_errors import POSTGRES_AWAY
+from billing.core.store_errors import told_if_away
 from gateway.accounts.serializers import dollars
 from gateway.accounts.teams import read_limits
 from gateway.core.clock import Clock
@@ -85,10 +85,8 @@ class BudgetAlerts:
         """Look, for ever."""
         while True:
             began = time.monotonic()
-            try:
+            with told_if_away(log, "budgets_unreachable"):
                 await self.look()
-            except POSTGRES_AWAY as exc:
-                log.warning("budgets_unreachable", error=repr(exc))
             await asyncio.sleep(max(EVERY, (time.monotonic() - began) / SHARE))
 
     async def look(self) -> list[Reached]:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import structlog
 from msgspec import Struct, field
 
-from billing.core.store_errors import POSTGRES_AWAY
+from billing.core.store_errors import told_if_away
 from gateway.accounts.team_secrets import load_secrets
 from gateway.core.background import stop_all
 from gateway.core.clock import Clock
@@ -54,14 +54,12 @@ class Deliverer(Struct, eq=False):
         tidied_at = -TIDY_EVERY
         while True:
             began, pause = time.monotonic(), EVERY
-            try:
+            with told_if_away(log, "outbox_unreachable"):
                 if await self.start_due():
                     pause = WHILE_BUSY
                 if self._clock.monotonic() - tidied_at >= TIDY_EVERY:
                     tidied_at = self._clock.monotonic()
                     await self._tidy()
-            except POSTGRES_AWAY as exc:
-                log.warning("outbox_unreachable", error=repr(exc))
             await asyncio.sleep(max(pause, (time.monotonic() - began) / SHARE))
 
     async def start_due(self) -> int:
@@ -85,22 +83,19 @@ class Deliverer(Struct, eq=False):
         if self._running:
             await asyncio.wait(self._running, timeout=seconds)
         await stop_all(list(self._running))
-        try:
+        with told_if_away(log, "outbox_unreachable"):  # the leases run out by themselves
             async with self._database.begin() as connection:
                 await give_back(connection, self._owner)
-        except POSTGRES_AWAY as exc:
-            log.warning("outbox_unreachable", error=repr(exc))  # the leases run out by themselves
 
     async def _deliver(self, claimed: ClaimedCallback, keys: list[bytes]) -> None:
         result = await self._try(claimed, keys)
         now = self._clock.now()
         step = next_step(result, claimed.tries, now, claimed.expires_at, self._dice())
         _tell(claimed, result, step)
-        try:
+        # Should it not be recorded, the lease runs out, and it is tried again: at least once.
+        with told_if_away(log, "callback_not_recorded", callback_id=claimed.id):
             async with self._one_at_a_time, self._database.begin() as connection:
                 await record_try(connection, claimed, result, step, owner=self._owner, now=now)
-        except POSTGRES_AWAY as exc:  # the lease runs out, and it is tried again: at least once
-            log.warning("callback_not_recorded", callback_id=claimed.id, error=repr(exc))
 
     async def _try(self, claimed: ClaimedCallback, keys: list[bytes]) -> DeliveryResult:
         if not keys:

@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.money import NANO
-from billing.core.store_errors import POSTGRES_AWAY
+from billing.core.store_errors import told_if_away
 from billing.quotas.rate_wire import REDIS_AWAY
 from gateway.accounts.serializers import dollars
 from gateway.core.clock import Clock
@@ -104,10 +104,8 @@ class UnusualUse:
         """Look, for ever."""
         while True:
             await asyncio.sleep(EVERY)
-            try:
+            with told_if_away(log, "unusual_use_unreachable"):
                 await self.look()
-            except POSTGRES_AWAY as exc:
-                log.warning("unusual_use_unreachable", error=repr(exc))
 
     async def look(self) -> list[dict[str, Any]]:
         """Tell of everything that has become unusual since the last look, and return it."""
@@ -127,10 +125,8 @@ class UnusualUse:
             for query in FORGET:
                 await connection.execute(query, values)
         for key_id, team_id in {(data["key_id"], data["team_id"]) for data in told}:
-            try:
+            with told_if_away(log, "key_not_paused", errors=REDIS_AWAY, key_id=key_id):
                 await self._pause(key_id, team_id)
-            except REDIS_AWAY as exc:
-                log.warning("key_not_paused", key_id=key_id, error=repr(exc))
         return told
 
     async def _tell(self, connection: AsyncConnection, day: KeyDay, signal: Signal, data: dict[str, Any]) -> bool:

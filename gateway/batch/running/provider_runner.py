@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 from msgspec import Struct
 
-from billing.core.store_errors import POSTGRES_AWAY
+from billing.core.store_errors import POSTGRES_AWAY, told_if_away
 from billing.quotas.reservations import Reservations
 from gateway.accounts.teams import find_caller_of_key
 from gateway.batch.at_providers.lines import ProviderLines, lines_of
@@ -323,12 +323,10 @@ class ProviderBatchRunner(Struct, eq=False):
     async def _renew(self, one: ProviderBatch) -> None:
         while True:
             await asyncio.sleep(self._pace.lease / 4)
-            try:
+            with told_if_away(log, "provider_batch_not_renewed", provider_batch=one.id):
                 async with self._database.begin() as connection:
                     await renew(connection, one, self._pace.lease)
                 await self._reservations.keep_alive(one.reservation)
-            except POSTGRES_AWAY as exc:
-                log.warning("provider_batch_not_renewed", provider_batch=one.id, error=repr(exc))
 
 
 class _LostLease(Exception):

@@ -16,7 +16,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.ids import least_id
-from billing.core.store_errors import POSTGRES_AWAY
+from billing.core.store_errors import told_if_away
 from billing.upkeep.turns import Turns
 from gateway.core.clock import Clock
 from gateway.storage.database import Database
@@ -69,10 +69,8 @@ class CanaryWatch:
     async def run(self) -> None:
         """Look for ever, if there is anything to look at."""
         while True:
-            try:
+            with told_if_away(log, "canaries_not_compared"):
                 await self.look()
-            except POSTGRES_AWAY as exc:
-                log.warning("canaries_not_compared", error=repr(exc))
             await asyncio.sleep(LOOK_EVERY)
 
     async def look(self) -> None:
