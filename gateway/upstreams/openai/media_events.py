@@ -8,9 +8,8 @@ from msgspec import Raw, Struct
 from gateway.upstreams.openai.parts import present
 from gateway.upstreams.openai.replies import ImageUsage, TranscriptionUsage
 from gateway.upstreams.wire.errors import UpstreamError
-from gateway.upstreams.wire.reading import NOTHING, SseEvents, read_usage
+from gateway.upstreams.wire.reading import NOTHING, SseEvents, decoded, read_usage
 from protocol.chat import FinishReason
-from protocol.decoding import NOT_JSON
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.media.images import StreamedPicture
 from protocol.sse import EventReader
@@ -29,10 +28,7 @@ class TranscriptionEvents(SseEvents):
         return self._is_done
 
     def _read_event(self, data: bytes, events: list[Event]) -> None:
-        try:
-            said = _event_decoder.decode(data)
-        except NOT_JSON as exc:
-            raise UpstreamError("The upstream sent an event that is not JSON.", outcome="malformed") from exc
+        said = decoded(data, _event_decoder, "The upstream sent an event that is not JSON.")
         if said.type == "error" or present(said.error) is not None:
             raise UpstreamError("The upstream reported an error.", outcome="error_frame")
         if said.type == "transcript.text.delta":
@@ -67,10 +63,7 @@ class PictureEvents(SseEvents):
         return self._is_done
 
     def _read_event(self, data: bytes, events: list[Event]) -> None:
-        try:
-            said = _picture_decoder.decode(data)
-        except NOT_JSON as exc:
-            raise UpstreamError("The upstream sent an event that is not JSON.", outcome="malformed") from exc
+        said = decoded(data, _picture_decoder, "The upstream sent an event that is not JSON.")
         if said.type == "error" or present(said.error) is not None:
             raise UpstreamError("The upstream reported an error.", outcome="error_frame")
         is_whole = said.type.endswith(".completed")
