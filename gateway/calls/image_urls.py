@@ -110,7 +110,7 @@ def _addresses(request: Request) -> list[CallbackUrl]:
     URL."""
     found: dict[tuple[str, int], CallbackUrl] = {}
     for said in _urls(request):
-        if not said or said[:5].lower() == "data:":
+        if said[:5].lower() == "data:":
             continue
         try:
             url = read_url(said, LONGEST)
@@ -124,7 +124,7 @@ def _addresses(request: Request) -> list[CallbackUrl]:
 
 def _urls(request: Request) -> list[str]:
     if isinstance(request, ImageEditRequest):
-        return [picture.url for picture in request.files]
+        return [picture.url for picture in request.files if picture.url]  # others came along
     return [image.url for image in images_of(request)] if isinstance(request, ChatRequest) else []
 
 
