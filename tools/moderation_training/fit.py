@@ -1,4 +1,5 @@
-# Fits the safety classifiers and exports their weights:
+# Fits the classifiers of what breaks the content policy, and exports them; those of attacks and requests for harm are
+# fitted by requests.py, and of suffixes by suffixes.py:
 #   python -m tools.moderation_training.fit --data DATA --vectors FILE... --out gateway/moderation/classifier/artifacts
 
 from __future__ import annotations
@@ -10,45 +11,33 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_matrix, diags  # type: ignore[import-untyped]
-from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
 from gateway.moderation.classifier.classifier import ANY, FORMAT, HEADS, MANIFEST, OF_RUNS, OF_WORDS, WEIGHTS
-from gateway.moderation.classifier.features import RUNS_AT_LEAST, WORDS_AT_LEAST
+from gateway.moderation.classifier.features import BUCKETS, RUNS_AT_LEAST
 from gateway.moderation.classifier.meaning import KINDS, MEANT
 from gateway.moderation.classifier.surprise import FEATURES, SYMBOLS
 from gateway.moderation.reading.encoder import DIMENSIONS
 from router.complexity.artifact import Arrays, write_artifact
-from tools.moderation_training.dataset import OURS, TO_MODERATE, WORK, WRITTEN, Examples, Task, read_examples
+from tools.moderation_training.dataset import OURS, TO_MODERATE, WORK, Examples, read_examples
 from tools.moderation_training.meaning import RECIPES, Nets, Vectors, fit_nets, folded, pooled, read_vectors
 from tools.moderation_training.windows import Windows, windows_of
 
 SEED = 20261
 MODERATION, SURGE = "openai_moderation", "surge_toxicity"
 FOLDS = 5
-REGULARISATION = {"attack": 300.0, "harm": 300.0, "any": 3.0}  # scikit-learn's C
-KIND_REGULARISATION = 10.0
+REGULARISATION, KIND_REGULARISATION = 3.0, 10.0  # scikit-learn's C
 SMOOTHING = 0.02  # of the counts behind the log odds
-COUNTS = {"attack": 4.0, "harm": 2.0}  # times another text, an everyday prompt: what users type all day must pass
-# And what a text counts in the head `any`: other prompts are plenty and unlike, surge's and Tollgate's are unlike too.
+# What a text counts in the head `any`: other prompts are plenty and unlike, surge's and Tollgate's are unlike too.
 OTHERS_COUNT, SURGE_COUNTS, OURS_COUNT = 0.1, 0.5, 0.1
 OURS_COUNT_OF_KIND = 0.3  # and a text of Tollgate's where kinds are told apart, among texts that break the policy alone
-# Times which a head's logit is served: a text is as bad as its worst category, so of a text to moderate that is neither
-# of these, they have to say so firmly. What is above 0 stays so.
-FIRMNESS = {"attack": 4.0, "harm": 4.0}
 MOST_WINDOWS = 4  # of one text, in the fit: a long text has no more to say than a short one
 
-# What a head is to find, and what it is to let pass; rows of other tasks are not shown to it.
-ASKED: dict[str, tuple[Task, tuple[Task, ...]]] = {
-    "attack": ("attack", ("harm", "benign", "everyday", "breaks", "keeps")),
-    "harm": ("harm", ("benign", "everyday", "keeps")),
-    "any": ("breaks", ("keeps", "benign", "everyday")),
-}
-# What was written for this project and says nothing about what a head is to find.
-NOT_SHOWN = {"any": (WORK,)}
-# The share of hard benign prompts that each head may flag; together they flag about 5 %.
-MAY_FLAG = {"attack": 0.041, "harm": 0.010, "any": 0.002}
+# Beside what breaks the policy, what `any` is shown; but for what was written for this project and says nothing of it.
+PASSES, NOT_SHOWN = ("keeps", "benign", "everyday"), (WORK,)
+MAY_FLAG = 0.002  # of hard benign prompts, by `any`
+NOTHING_FOUND = [-100.0] * len(OF_WORDS)  # biases of the heads that are fitted elsewhere
 LEAST_OF_KIND = -2.0  # logit below which no kind is told of: of some kinds few texts are known
 
 Floats = npt.NDArray[np.float64]
@@ -57,27 +46,26 @@ Floats = npt.NDArray[np.float64]
 class Head(NamedTuple):
     """What one head has learnt."""
 
-    weights: Floats  # (buckets,) of words or of runs
+    weights: Floats  # (run buckets,)
     bias: float
 
 
 class FittedSafety:
-    """The classifiers: logistic regression on hashed TF-IDF, one for each head, and small networks on ``vectors``."""
+    """The classifiers: logistic regression on hashed TF-IDF, one for each head of ``OF_RUNS``, and small networks on
+    ``vectors``."""
 
     def __init__(self, vectors: Vectors) -> None:
         self.heads: dict[str, Head] = {}
         self.points = np.zeros(len(HEADS))  # logits from which a head's finding counts
-        self._words = TfidfTransformer(sublinear_tf=True, norm=None)
         self._run_idf: Floats = np.zeros(0)
         self._vectors = vectors
         self._nets = folded(vectors, {})
 
-    def fit(self, examples: Examples, windows: Windows, heads: tuple[str, ...] = HEADS) -> FittedSafety:
-        """Fit ``heads`` on ``examples``, whose ``windows`` these are. Raises ValueError if a row may not be fitted."""
+    def fit(self, examples: Examples, windows: Windows) -> FittedSafety:
+        """Fit on ``examples``, whose ``windows`` these are. Raises ValueError if a row may not be fitted."""
         if not examples.may_be_fitted.all():
             raise ValueError("the licence of some rows does not allow to fit on them")
         windows = windows.first(MOST_WINDOWS)
-        words = _shortened(self._words.fit_transform(windows.words), WORDS_AT_LEAST)
         moderating = windows.lexis[~np.isin(examples.source, OURS)[windows.owner]]
         said = ((moderating @ windows.runs) > 0).sum(axis=0)
         self._run_idf = np.log((1 + moderating.shape[0]) / (1 + np.asarray(said).ravel())) + 1
@@ -85,23 +73,19 @@ class FittedSafety:
         mean = self._vectors.pooled(windows.vocabulary, _spoken(windows))
         nets: dict[str, Nets] = {}
         share = 1 / np.bincount(windows.owner, minlength=len(examples))[windows.owner]  # of its text that a window is
-        for name in heads:
+        for name in OF_RUNS:
             wanted, shown = _targets(examples, name)
             rows = np.flatnonzero(shown[windows.owner])
             counts = _counts(examples, name)[windows.owner] * share
             sought = wanted[windows.owner][rows]
             weight = _evened(counts[rows], sought)
-            read = words if name in OF_WORDS else runs
-            head = _fit_head(read[rows], sought, weight, name)
+            head = _fit_head(runs[rows], sought, weight, name)
             if name in RECIPES:
                 nets[name] = fit_nets(mean[rows], sought, weight, name, SEED)
                 head = head._replace(bias=head.bias + float(nets[name].at[0]))
-            firmness = FIRMNESS.get(name, 1.0)
-            self.heads[name] = Head(firmness * head.weights, firmness * head.bias)
-        if KINDS[0] in heads:
-            nets["kinds"] = self._fit_kinds(examples, windows, mean, share)
+            self.heads[name] = head
+        nets["kinds"] = self._fit_kinds(examples, windows, mean, share)
         self._nets = folded(self._vectors, nets)
-        self._nets.out[:] *= [FIRMNESS.get(name, 1.0) for name in MEANT]
         return self
 
     def _fit_kinds(self, examples: Examples, windows: Windows, mean: Floats, share: Floats) -> Nets:
@@ -116,18 +100,14 @@ class FittedSafety:
 
     def logits(self, windows: Windows) -> Floats:
         """Return (texts, heads): the highest of any window of each text, the operating points not yet taken off."""
-        words = _shortened(self._words.transform(windows.words), WORDS_AT_LEAST)
         runs = self._read_runs(windows)
         rows = self._nets.rows * self._nets.steps
         hidden = pooled(self._nets.hashes, rows, windows.vocabulary, _spoken(windows)) + self._nets.bias
         meant = np.maximum(hidden, 0) @ self._nets.out
         found = np.full((windows.texts, len(HEADS)), -np.inf)
-        for place, name in enumerate(HEADS):
-            if (head := self.heads.get(name)) is not None:
-                said = (words if name in OF_WORDS else runs) @ head.weights + head.bias
-                if name in MEANT:
-                    said += meant[:, MEANT.index(name)]
-                np.maximum.at(found[:, place], windows.owner, said)
+        for name, head in self.heads.items():
+            said = runs @ head.weights + head.bias + meant[:, MEANT.index(name)]
+            np.maximum.at(found[:, HEADS.index(name)], windows.owner, said)
         return found
 
     def _read_runs(self, windows: Windows) -> csr_matrix:
@@ -138,12 +118,12 @@ class FittedSafety:
 
     def weights(self) -> dict[str, npt.NDArray]:
         """Return what serving needs, named as ``gateway.moderation.classifier.classifier.Classifier`` reads it."""
-
         runs = np.vstack([self.heads[name].weights for name in OF_RUNS]).T
+        biases = [self.heads[name].bias for name in OF_RUNS]
         steps = np.abs(runs).max(axis=0).clip(1e-9) / 127**2  # most weights are small, and some a hundred times that
         return {
-            "idf": self._words.idf_.astype(np.float16),
-            "words": np.vstack([self.heads[name].weights for name in OF_WORDS]).T.astype(np.float16),
+            "idf": np.zeros(BUCKETS, np.float16),  # requests.py fits what reads words
+            "words": np.zeros((BUCKETS, len(OF_WORDS)), np.float16),
             "run_idf": self._run_idf.astype(np.float16),
             "runs": (np.sign(runs) * np.rint(np.sqrt(np.abs(runs) / steps))).astype(np.int8),
             "run_steps": steps.astype(np.float32),
@@ -152,7 +132,7 @@ class FittedSafety:
             "meant_steps": self._nets.steps,
             "hidden_bias": self._nets.bias,
             "hidden_said": self._nets.out,
-            "bias": (bias := (np.array([self.heads[name].bias for name in HEADS]) - self.points).astype(np.float32)),
+            "bias": (bias := (np.array([*NOTHING_FOUND, *biases]) - self.points).astype(np.float32)),
             **without_encoder(bias),
             **without_suffixes(),
         }
@@ -200,22 +180,15 @@ def held_out_logits(examples: Examples, windows: Windows, vectors: Vectors) -> F
 
 
 def operating_points(logits: Floats, examples: Examples) -> Floats:
-    """Return the logits from which findings count, by rows that are there to choose on: each head flags its share of
-    hard benign prompts, and each kind is told of as many texts that are flagged as are of it."""
-    benign = logits[(examples.task == "benign") & ~examples.is_judged]
-    points = {name: float(np.quantile(benign[:, HEADS.index(name)], 1 - share)) for name, share in MAY_FLAG.items()}
-    flagged = (logits[:, ANY] > points["any"]) & (examples.source == MODERATION) & ~examples.is_judged
-    for name in KINDS:
-        asked = examples.kinds[flagged, KINDS.index(name)]
-        said = logits[flagged, HEADS.index(name)][~np.isnan(asked)]
-        points[name] = max(LEAST_OF_KIND, float(np.quantile(said, 1 - np.nanmean(asked))))
-    return np.array([points[name] for name in HEADS])
-
-
-def _shortened(features: csr_matrix, at_least: float) -> csr_matrix:
-    """Divide each row by its length and ``at_least``, as serving does."""
-    squares = np.asarray(features.multiply(features).sum(axis=1)).ravel()
-    return diags(1 / np.sqrt(squares + at_least**2)) @ features
+    """Return the logits from which findings count, by rows that are there to choose on: `any` flags its share of hard
+    benign prompts, and each kind is told of as many texts that are flagged as are of it."""
+    points = np.zeros(len(HEADS))
+    points[ANY] = np.quantile(logits[(examples.task == "benign") & ~examples.is_judged, ANY], 1 - MAY_FLAG)
+    flagged = (logits[:, ANY] > points[ANY]) & (examples.source == MODERATION) & ~examples.is_judged
+    for place, asked in enumerate(examples.kinds[flagged].T, ANY + 1):
+        said = logits[flagged, place][~np.isnan(asked)]
+        points[place] = max(LEAST_OF_KIND, float(np.quantile(said, 1 - np.nanmean(asked))))
+    return points
 
 
 def _targets(examples: Examples, name: str) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
@@ -223,10 +196,8 @@ def _targets(examples: Examples, name: str) -> tuple[npt.NDArray[np.bool_], npt.
     if name in KINDS:
         known = examples.kinds[:, KINDS.index(name)]
         return known == 1, ~np.isnan(known) & (examples.task == "breaks")
-    positive, negatives = ASKED[name]
-    wanted = examples.task == positive
-    others = np.isin(examples.task, negatives)
-    return wanted, wanted | (others & ~np.isin(examples.source, NOT_SHOWN.get(name, ())))
+    wanted = examples.task == "breaks"
+    return wanted, wanted | (np.isin(examples.task, PASSES) & ~np.isin(examples.source, NOT_SHOWN))
 
 
 def _spoken(windows: Windows) -> csr_matrix:
@@ -245,21 +216,16 @@ def _evened(counts: Floats, wanted: npt.NDArray[np.bool_]) -> Floats:
 
 
 def _fit_head(features: csr_matrix, wanted: npt.NDArray, weight: Floats, name: str) -> Head:
-    scale = np.ones(features.shape[1])
-    if name in OF_RUNS:  # few texts: what a feature says by itself is where the regression begins (NB-SVM, Wang 2012)
-        scale = _log_odds(features, wanted, weight)
-        features = features @ diags(scale)
-    c = REGULARISATION.get(name, KIND_REGULARISATION)
+    # Few texts: what a feature says by itself is where the regression begins (NB-SVM, Wang 2012).
+    scale = _log_odds(features, wanted, weight)
+    c = KIND_REGULARISATION if name in KINDS else REGULARISATION
     fitted = LogisticRegression(C=c, solver="liblinear", tol=1e-3, random_state=SEED)
-    fitted.fit(features, wanted, sample_weight=weight)
+    fitted.fit(features @ diags(scale), wanted, sample_weight=weight)
     return Head(fitted.coef_[0] * scale, float(fitted.intercept_[0]))
 
 
 def _counts(examples: Examples, name: str) -> Floats:
     """Return how much each text counts in the fit of a head."""
-    if name in OF_WORDS:
-        often = (examples.task == "everyday") & (examples.source != WRITTEN)
-        return np.where(often, COUNTS[name], 1.0)
     ours = examples.source == TO_MODERATE
     if name in KINDS:
         return np.where(ours, OURS_COUNT_OF_KIND, 1.0)

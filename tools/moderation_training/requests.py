@@ -126,12 +126,17 @@ def read_windows(examples: Examples, served: Classifier, kept: Path | None) -> R
     windows = windows_of(examples.texts).first(MOST_WINDOWS)
     tfidf = TfidfTransformer(sublinear_tf=True, norm=None)
     counted = tfidf.fit_transform(windows.words)
-    squares = np.asarray(counted.multiply(counted).sum(axis=1)).ravel()
-    words = (diags(1 / np.sqrt(squares + WORDS_AT_LEAST**2)) @ counted).tocsr().astype(np.float32)
+    words = shortened(counted).astype(np.float32)
     said = [one for text in examples.texts for one in readings(text)[:MOST_WINDOWS]]
     vectors = _vectors_of(said, kept)
     moderation = np.array([served.logits(one)[ANY] for one in said], np.float64)
     return Read(windows.owner, words, tfidf.idf_, vectors, moderation)
+
+
+def shortened(counted: csr_matrix) -> csr_matrix:
+    """Divide each row by its length and ``WORDS_AT_LEAST``, as serving does."""
+    squares = np.asarray(counted.multiply(counted).sum(axis=1)).ravel()
+    return (diags(1 / np.sqrt(squares + WORDS_AT_LEAST**2)) @ counted).tocsr()
 
 
 def _vectors_of(texts: list[str], kept: Path | None) -> npt.NDArray[np.float32]:
