@@ -29,9 +29,9 @@ from tests.support.ray_cluster import SETTINGS
 from tests.support.waiting import until, until_found
 
 ray = pytest.importorskip("ray", reason="SKIPPED: Ray is not installed: pip install 'tollgate[ray]'")
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 
-WITHIN = 200.0  # seconds for what takes five on a quiet machine: an actor's process imports Ray and our sources
+WITHIN = 400.0  # seconds for what takes five on a quiet machine: an actor's process imports Ray and our sources
 
 FILE = f"""
 database_url: postgresql://a:b@db/tollgate

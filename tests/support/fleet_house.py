@@ -136,7 +136,7 @@ class OpenLoad:
     async def _call(self, session: aiohttp.ClientSession, number: int) -> None:
         call = Call(secrets.token_hex(8), time.monotonic())
         self.calls.append(call)
-        asks = [{"role": "user", "content": f"Tell me of river {number % 40}. ".ljust(600, "~")}]
+        asks = [{"role": "user", "content": f"Tell me of river {number % 100}. ".ljust(600, "~")}]
         body = {"model": "tiny", "messages": asks, "max_tokens": TOKENS, "stream": number % 2 == 0}
         headers = {"authorization": f"Bearer {self.key}", "x-client-request-id": call.id}
         url = self.urls[number // 2 % len(self.urls)] + "/v1/chat/completions"
