@@ -80,7 +80,7 @@ class Draws:
     async def draw(self, day: int, asks: Sequence[Sequence[Need]]) -> Taken:
         """Ask once, and take in the answer. Raises what the database raises."""
         standing, owner, text = self._standing, self._standing.owner, (EPOCH + timedelta(days=day)).isoformat()
-        sent, share, loop = standing.acknowledged, standing.share / standing.living, asyncio.get_running_loop()
+        sent, share, loop = standing.mark, standing.share / standing.living, asyncio.get_running_loop()
         began = loop.time()
         try:
             async with running_timeout(GIVE_UP_AFTER):

@@ -122,7 +122,7 @@ class Leases(Standing):
         """Begin with nothing, as another owner: what runs is settled where it was held."""
         self.rooms.forget()
         self.draws.unread = {}
-        self.acknowledged = 0
+        self.count_from(0)
 
 
 def _rooms_of(calls: Collection[Held]) -> set[Room] | None:

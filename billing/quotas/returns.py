@@ -50,7 +50,7 @@ class Returns:
         """Tell the database of everything returned. Raises what it raises."""
         standing, owner = self._standing, self._standing.owner
         while rooms := tuple(islice(self._rooms.untold, MOST_RETURNS)):
-            said, sent = [room.as_told() for room in rooms], standing.acknowledged
+            said, sent = [room.as_told() for room in rooms], standing.mark
             async with running_timeout(GIVE_UP_AFTER):
                 beat = await standing.store.give_back(owner, said)
             if beat is None or standing.owner != owner:  # it has ended

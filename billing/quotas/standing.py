@@ -30,6 +30,7 @@ class Standing:
         self.may_ask = True  # False while our clock and the database's differ, or we have ended
         self.on_beat: Callable[[int, int], None] = lambda sent, beat: None  # what was acknowledged before, and now
         self.acknowledged = 0  # the highest beat that we were told
+        self._counts = 0  # that were begun anew: where the database forgot, or this process is another owner
         self.took = 0.0  # seconds, by the last answer to an ask
         self._heard_at = 0.0  # monotonic seconds; when the database last answered anything
 
@@ -39,6 +40,16 @@ class Standing:
         one database, and what it cannot answer in time costs it as much as what it can."""
         return min(LONGEST_PACE, max(self.living * OWNER_APART, ANSWERS_APART * self.took))
 
+    @property
+    def mark(self) -> tuple[int, int]:
+        """What a statement notes that is asked now, for ``heard``."""
+        return self._counts, self.acknowledged
+
+    def count_from(self, beat: int) -> None:
+        """Begin another count: what was asked before tells nothing of it, or one failover would be found twice."""
+        self._counts += 1
+        self.acknowledged = beat
+
     def miss(self, began: float, exc: BaseException) -> None:
         """Take note of a statement, begun then (monotonic seconds), that has no answer in time. The database is away if
         it has answered no other since: one scope whose row is locked, or much asked for, keeps no other from asking."""
@@ -47,9 +58,10 @@ class Standing:
                 log.error("leases_unreachable", error=repr(exc))
             self.is_away = True
 
-    def heard(self, sent: int, beat: int | None) -> None:
-        """Take note of an acknowledgement. ``sent``: the highest that we knew when we asked."""
+    def heard(self, mark: tuple[int, int], beat: int | None) -> None:
+        """Take note of an acknowledgement. ``mark``: as it was when we asked."""
         self._heard_at = self.clock.monotonic()
-        if beat:  # else it was not counted: a look alone, or beside another statement of this process
+        counts, sent = mark
+        if beat and counts == self._counts:  # 0: not counted, a look alone, or beside another statement of this process
             self.acknowledged = max(self.acknowledged, beat)
             self.on_beat(sent, beat)

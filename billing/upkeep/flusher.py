@@ -167,7 +167,7 @@ class Flusher:
         """Write records in one transaction; if one of them cannot be stored, find it and move it to the rejected ones.
         ``stuck`` gains those for which the disk has no room. Return the ids that the ledger refuses because they are
         too old."""
-        owner, sent = ("", 0) if self._leases is None else (self._leases.owner, self._leases.acknowledged)
+        owner, sent = ("", (0, 0)) if self._leases is None else (self._leases.owner, self._leases.mark)
         today = self._clock.today()
         try:
             async with asyncio.timeout(FLUSH_WITHIN):

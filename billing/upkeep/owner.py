@@ -122,7 +122,7 @@ class Owner:
             await self._store.begin(self.id, self._version)
             self._is_listed = True
             log.info("owner_listed", owner=self.id)
-        sent, now, oldest = self._leases.acknowledged, self._clock.now(), self._journal.oldest
+        sent, now, oldest = self._leases.mark, self._clock.now(), self._journal.oldest
         watermark = now if oldest is None else min(now, oldest)
         beat = await self._store.beat(self.id, watermark, self._journal.backlog, self._leases.holds())
         if beat is None:
@@ -203,7 +203,7 @@ class Owner:
             if found:
                 log.error("database_forgot", acknowledged=self._leases.acknowledged, beat=beat.beat)
                 self.recovered += 1
-                self._leases.acknowledged = beat.beat
+                self._leases.count_from(beat.beat)
                 self._owe()
                 if found_at == self._set_again_for:  # no other owner has found it yet
                     found_at = await self._store.found_failover(found_at)

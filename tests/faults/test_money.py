@@ -29,7 +29,7 @@ from tests.support.faults import FAULTS, Outage, of, suffer
 QUIET_WITHIN = 60.0  # seconds after the last call until nothing is held any more
 POSTGRES_FAULTS, REDIS_FAULTS = of("Postgres"), of("Redis")
 COMES_BACK = 3.0  # seconds in which a gateway finds a database that is back
-STARVED = 1.0  # seconds that a gateway waits for a processor, of the two that a call waits for room
+STARVED = 0.5  # seconds that a gateway waits for a processor; so do the way to Postgres and Postgres, of two in all
 SLOTS_STAY = 30.0  # seconds that the slots of a killed gateway's calls stay taken
 ASKS_FOR = 5.0  # seconds that a gateway waits for Postgres to say whether a call with an Idempotency-Key may run
 SOON = 8.0  # seconds: the longest answer takes one, the rest is for a busy machine

@@ -794,7 +794,7 @@ async def test_a_scope_whose_row_is_locked_takes_the_database_away_from_no_other
         await asyncio.sleep(0)
         await leases.returns.set_again()
         beat = await leases.store.give_back("a", [])
-        leases.heard(leases.acknowledged, beat)
+        leases.heard(leases.mark, beat)
         deadline.reschedule(0.0)
 
         assert (await refusal).is_unknown

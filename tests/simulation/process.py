@@ -73,7 +73,7 @@ class SimFlusher(Flusher):
 
     async def _write(self, records: Sequence[UsageRecord], stuck: set[str]) -> set[str]:
         leases, process = self._process.leases, self._process
-        sent = leases.acknowledged
+        sent = leases.mark
         async with asyncio.timeout(30):
             _, beat = await process.store.insert(leases.owner, records)
         if beat is not None:
