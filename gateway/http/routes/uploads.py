@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Annotated, Any
 
@@ -190,18 +190,19 @@ class Body:
         self.size = 0  # bytes of them
         self.bytes: list[memoryview] = []
 
-    def asked(self, body: bytes, endpoint: ApiEndpoint, note: Callable[[str], None]) -> Asked:
+    def asked(self, body: bytes, endpoint: ApiEndpoint, request: AnyRequest) -> Asked:
         """Return what a body asks. Raises BadRequest and its kin."""
+        body = with_deployment(request, body)
         said, extra, unread = decode_with_unread(body, ImageEditBody, endpoint.tells_unread)
-        note(said.model)
+        note_model(request, said.model)
         if not 0 < len(said.images) <= MOST_EDITED:
             raise invalid_value("images", f"must hold 1 to {MOST_EDITED} pictures")
         pictures = [self._picture(ref, f"images[{place}]") for place, ref in enumerate(said.images)]
         mask = None if said.mask is None else self._picture(said.mask, "mask")
         told = msgspec.structs.asdict(said) | {"mask": mask}
-        request = ImageEditRequest(**{name: told[name] for name in told if name != "images"}, image=tuple(pictures))
-        endpoint.check(request)
-        return Asked(request, extra, unread=unread)
+        edit = ImageEditRequest(**{name: told[name] for name in told if name != "images"}, image=tuple(pictures))
+        endpoint.check(edit)
+        return Asked(edit, extra, unread=unread)
 
     def _picture(self, ref: PictureRef, field: str) -> PictureFile:
         if ref.file_id is not None or ref.image_url is None:
@@ -235,11 +236,10 @@ class UploadResponse:
         request, endpoint = self._request, self._endpoint
         size = min(request.content_length or LARGEST_BODY, LARGEST_BODY)
         async with part_of(request, BodyRoom).taken(caller_of(request).team.id, size):
-            kind, note = request.headers.get("content-type", ""), partial(note_model, request)
+            kind = request.headers.get("content-type", "")
             if endpoint.takes_json and kind.startswith("application/json"):
                 body, data = Body(), b"".join([piece async for piece in self._body])
-                named = partial(with_deployment, request, data)
-                asked = await off_loop(len(data), lambda: body.asked(named(), endpoint, note))
+                asked = await off_loop(len(data), partial(body.asked, data, endpoint, request))
                 call = call_of(request, endpoint, asked, len(data), tuple(body.bytes))
                 del data
             else:
@@ -247,7 +247,7 @@ class UploadResponse:
                 fields = await off_loop(form.size, form.whole)
                 if (deployment := deployment_of(request)) is not None:
                     fields["model"] = deployment
-                asked = endpoint.read_form(fields, note)
+                asked = endpoint.read_form(fields, partial(note_model, request))
                 call = call_of(request, endpoint, asked, form.size, form.bytes)
             await ReplyResponse(inference_of(request), call, endpoint.writer_of(call))(scope, receive, send)
 
