@@ -27,6 +27,7 @@ from gpu_backend.kernels.layout.paged import MAX_SPLITS, PagedLayout, PagedLayou
 from gpu_backend.kernels.layout.scoring import Scoring
 from gpu_backend.kernels.triton_ops import (
     decoding,
+    delta,
     experts,
     fused,
     latent_attention,
@@ -164,6 +165,7 @@ def variants() -> Iterator[Variant]:
     """Every kernel as the models call it that the benchmarks run: Qwen3-0.6B, Llama-3.1-8B, Qwen3-14B; and odd ones."""
     yield from _attention()
     yield from _latent_attention()
+    yield from _delta_rule()
     yield from _fused()
     yield from _decoding()
     yield from _sampling()
@@ -273,6 +275,18 @@ def _latent_attention() -> Iterator[Variant]:
     yield Variant(
         "latent attention: norm, rope and store", latent_attention.norm_rope_store_latent_kernel, types, constants, 4
     )
+
+
+def _delta_rule() -> Iterator[Variant]:
+    """As of Qwen3-Next-80B-A3B, and of Qwen3.5's dense models, in which three heads of values share one of keys."""
+    types = {"decay": "*fp32", "beta": "*fp32", "sums": "*fp32", "rows": "*i64", "eps": "fp32", "scale": "fp32"}
+    for heads, shared_by, kind in ((32, 2, "bf16"), (48, 3, "bf16"), (32, 2, "fp32")):
+        constants = {
+            "HEADS": heads, "SHARED_BY": shared_by, "WIDTH": heads // shared_by * 128, "KEY_DIM": 128,
+            "KEY_PADDED": 128, "VALUE_DIM": 128, "VALUES": delta.VALUES_AT_ONCE,
+        }  # fmt: skip
+        own = types | dict.fromkeys(("mixed", "out"), f"*{kind}")
+        yield Variant(f"delta rule: decode, {heads} heads, {kind}", delta.delta_step_kernel, own, constants, 4)
 
 
 def _fused() -> Iterator[Variant]:

@@ -94,7 +94,8 @@ class EngineLoop:
             log=BlockLog(block_size) if config.kv_events.publishes else None,
         )
         swapping = SwapChoice(steps.step_cost or limits.assumed_cost, steps.step_cost is not None, limits.copy_seconds)
-        self.scheduler = Scheduler(config, self.blocks, clock, make_speculator(config, limits), swapping)
+        speculator = make_speculator(config, limits)
+        self.scheduler = Scheduler(config, self.blocks, clock, speculator, swapping, runner.keeps_states)
         self.runner = runner
         self._steps = steps
         self._limits = limits

@@ -213,6 +213,7 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
         device=str(runner.device),
         dtype=str(runner.dtype).removeprefix("torch."),
         step_cost=config.steps.step_cost,
+        keeps_states=runner.keeps_states,
     )
     return loop, ready
 

@@ -109,6 +109,7 @@ class DecodeGraphs:
         self._slots = torch.zeros(rows if model.adapters is not None else 0, dtype=torch.int32, device=device)
         moves = any(rope is not None and rope.sections for rope in model.config.ropes)
         self._moved = torch.zeros(rows if moves else 0, dtype=torch.long, device=device)
+        self._states = model.states if isinstance(model, Decoder) else None
         self._hidden = torch.zeros((rows, model.config.hidden_size), dtype=model.embedding.dtype, device=device)
 
     def find(self, plan: StepPlan) -> Size | None:
@@ -179,6 +180,8 @@ class DecodeGraphs:
         if len(self._moved):
             of_rows = [step.moved for step in steps for _ in range(width)] + [0] * (places - len(steps)) * width
             self._moved[: len(of_rows)].copy_(pinned(of_rows, self._moved.device, torch.long), non_blocking=True)
+        if (states := self._states) is not None:
+            states.begin(steps)
         if ops.uses_triton(self._kv_cache.device):
             return  # kernels read no further than is written
         fresh = [block for step in steps for block in step.block_table[-(-step.start // self._block_size) :]]
@@ -320,6 +323,7 @@ class DecodeGraphs:
             groups=(layout,),
             turned_by=self._turned_by(rows.positions),
             adapters=self._slots[: places * width] if adapted else None,
+            recurrence=self._states.of_rows(self._inputs_of(size)[:, 0]) if self._states is not None else None,
         )
         self._hidden[: places * width].copy_(self._model.hidden_states(tensors, self._kv_cache, self._kv_scales))
 

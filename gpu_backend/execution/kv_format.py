@@ -99,9 +99,9 @@ class KvFormat:
         step = SequenceStep(0, tokens, 0, tuple(range(blocks)), False, SamplingParams(1), 0)
         where = placement.of(self.model, blocks, count)
         model.hidden_states(build_tensors(StepPlan(0, (step,)), where, self.device), cache)
-        return replace(self, scales=tuple(scales_from(layer) for layer in cache[: self.model.num_layers].unbind(0)))
+        return replace(self, scales=tuple(scales_from(layer) for layer in cache[: self.model.num_kv_layers].unbind(0)))
 
     @property
     def _layers(self) -> int:
         beside = self.features.layers_beside(math.prod(self.model.kv_shape), self.number) if self.features else 0
-        return self.model.num_layers + beside
+        return self.model.num_kv_layers + beside

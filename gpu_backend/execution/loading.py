@@ -44,13 +44,14 @@ def load_part(
     has_adapters = config.lora.num_slots > 0
     linear = LinearOptions(config.checkpoint.quantization, config.device.batch_invariant, add, has_adapters)
     weights = open_weights(config.checkpoint.folder, config.checkpoint.load_format, device, dtype, linear, part.packed)
+    rows = config.steps.max_num_seqs
     if ranks is None:
-        return load_model(part, weights, max_model_len)
+        return load_model(part, weights, max_model_len, rows)
     if shares_layers:
         weights = shard(weights, part, ranks.place, ranks.width, by_expert=config.device.enable_expert_parallel)
     receive = ranks.receive if part.layers_before else None
     send = ranks.send if part.layers_after else None
-    return replace(load_model(part, weights, max_model_len), receive=receive, send=send)
+    return replace(load_model(part, weights, max_model_len, rows), receive=receive, send=send)
 
 
 def load_pictures(
@@ -129,6 +130,10 @@ def load_draft_model(
         weights = open_weights(folder, config.checkpoint.load_format, device, dtype, linear, found.layer.packed)
         return load_eagle_head(found, target, model, weights, max_model_len)
     draft = load_model_config(folder)
+    if draft.linear is not None:
+        raise UnsupportedModel(
+            f"the draft model of {folder} has linear attention, whose states cannot go back; take another"
+        )
     _check_fit(config.checkpoint.tokenizer_folder, target, folder, draft, max_model_len)
     weights = open_weights(folder, config.checkpoint.load_format, device, dtype, linear, draft.packed)
     return load_model(draft, weights, max_model_len), None

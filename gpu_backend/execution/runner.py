@@ -36,6 +36,7 @@ from gpu_backend.kernels.layout.paged import PagedLayouts
 from gpu_backend.kernels.layout.upload import upload
 from gpu_backend.lora.slots import AdapterSlots, with_adapters
 from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.linear_attention import check_beside_states
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.draft_heads import DraftHead
 from gpu_backend.models.layers import Decoder
@@ -74,7 +75,11 @@ class Runner(StepRunner):
         cut = config_of_rank(
             model_config, config.device.tensor_parallel_size, by_expert=config.device.enable_expert_parallel
         )
-        stage_of(cut, 0, config.device.pipeline_parallel_size)  # refused here, as what follows, not in all ranks
+        for stage in range(config.device.pipeline_parallel_size):  # refused here, as what follows, not in all ranks
+            stage_of(cut, stage, config.device.pipeline_parallel_size)
+        if cut.linear is not None:
+            check_beside_states(config)
+        self.keeps_states = cut.linear is not None
         place = ranks.rank if ranks else 0
         if config.device.ranks_meet_at is not None:
             place = 0  # each sees its own device, and no others
@@ -205,6 +210,8 @@ class Runner(StepRunner):
         self._host_cache.make(plan.copies)
         if not plan.sequences:
             return Computed(StepResult(plan.step, (), 0.0))
+        if self._model.states is not None and not plan.is_rehearsal:
+            self._model.states.follow(plan.sequences)
         drawing, last_tokens = None, self._device_state.last_tokens
         size = self.graphs.find(plan) if self.graphs is not None else None
         if self.graphs is not None and (size is not None or plan.is_ahead):
@@ -338,7 +345,13 @@ class Runner(StepRunner):
         weights = [*tensors_of(parts)] if on_gpu else []
         if self._pictures is not None:
             self._pictures.forget()
-        memory = DeviceMemory(weights, [self.kv_cache, *([drafts.kv_cache] if drafts else [])])
+        states = self._model.states
+        kept = [
+            self.kv_cache,
+            *([drafts.kv_cache] if drafts else []),
+            *([states.inputs, states.sums] if states else []),
+        ]
+        memory = DeviceMemory(weights, kept)
         for graphs in (self.graphs, drafts.graphs if drafts else None):
             if graphs is not None:
                 graphs.forget()

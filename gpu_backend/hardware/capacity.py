@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from gpu_backend.kernels.layout.paged import INVARIANT_SPLITS, choose_splits
+from gpu_backend.kernels.reference_delta import CHUNK
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.config.vision import VisionConfig
@@ -68,6 +69,8 @@ def memory_reserve_bytes(config: EngineConfig, model: ModelConfig, itemsize: int
     attention = 3 * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim  # before and after rope, and packed
     if model.latent is not None:  # queries as they come, in two parts and together, what they see, and values
         attention += 2 * model.num_heads * model.latent.query_dim + 2 * model.attended_width
+    if (linear := model.linear) is not None:  # in float32: what goes into the rule, and what chunks make of it
+        attention = max(attention, 4 * (8 * linear.channels + 6 * CHUNK * linear.value_heads) // itemsize)
     inner = 3 * model.intermediate_size
     if model.experts is not None:  # inner rows, and what each of a token's experts adds, in float32 on a CPU
         each = model.experts.intermediate_size * 3 + model.hidden_size * 2

@@ -72,7 +72,7 @@ class Roofline:
     def __init__(self, config: ModelConfig, model: Decoder, kv_bytes: float, peaks: HardwarePeaks) -> None:
         head = config.vocab_size * config.hidden_size
         matrices: float = config.products_per_token - head
-        attention = config.pair_operations
+        attention = config.pair_operations * config.num_kv_layers / config.num_layers
         rate = (peaks.fp8_flops or peaks.flops) if _is_fp8(model) else peaks.flops
         all_layers = config.num_layers / len(model.layers) / peaks.bandwidth
         self._layer_weights = num_bytes(model.layers) * all_layers  # seconds, like all here

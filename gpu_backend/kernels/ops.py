@@ -12,7 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_backend.kernels import reference, reference_attention, reference_decoding, reference_experts
+from gpu_backend.kernels import (
+    reference,
+    reference_attention,
+    reference_decoding,
+    reference_delta,
+    reference_experts,
+)
 from gpu_backend.kernels.layout.grouping import AttentionGroup
 from gpu_backend.kernels.layout.paged import PagedLayout
 from gpu_backend.kernels.layout.quantized_kv import FP8, KvScales
@@ -62,6 +68,8 @@ log_probabilities = _by_device(reference.log_probabilities, "logprobs")
 choose_experts = _by_device(reference_experts.choose_experts, "experts")
 mix_experts = _by_device(reference_experts.mix_experts, "experts")
 add_lora_ = _by_device(reference.add_lora_, "lora")
+delta_step = _by_device(reference_delta.delta_step, "delta")
+delta_chunks = reference_delta.delta_chunks  # on a GPU, too: products of a few large matrices
 
 
 def num_processors(device: torch.device) -> int:

@@ -21,12 +21,14 @@ SHARED_SALT = b"shared by all"
 class BlockTables:
     """Moves blocks between ``blocks`` and sequences. What has no room is not done, and says so.
 
-    Without ``prefix_caching`` only replies to the same request find each other's blocks.
+    Without ``prefix_caching`` only replies to the same request find each other's blocks; none does where a model
+    ``keeps_states``, which end with their sequences.
     """
 
-    def __init__(self, blocks: BlockManager, prefix_caching: bool) -> None:
+    def __init__(self, blocks: BlockManager, prefix_caching: bool, keeps_states: bool = False) -> None:
         self._blocks = blocks
         self._prefix_caching = prefix_caching
+        self._keeps_states = keeps_states
         # Of no sequence: those that are held for other engines, by lease, or that come from such, by ticket.
         self.apart: dict[str | int, tuple[int, ...]] = {}
         self.prompt_tokens_seen = 0
@@ -79,6 +81,8 @@ class BlockTables:
     def publish(self, sequence: Sequence, end: int) -> None:
         """Let others find the full blocks of a sequence whose first ``end`` tokens are computed."""
         full = end // self._blocks.block_size
+        if self._keeps_states:
+            return
         self.extend_hashes(sequence)
         log = self._blocks.log
         if log is not None:

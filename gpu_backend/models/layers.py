@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import torch
@@ -18,6 +18,7 @@ from gpu_backend.kernels.reference import soft_cap_
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.latent import LatentAttention
 from gpu_backend.models.linear import Product
+from gpu_backend.models.linear_attention import LinearAttention, RecurrentStates
 from gpu_backend.models.rope import RopeTable
 from gpu_backend.step.step_tensors import StepTensors, token_by_token
 
@@ -37,6 +38,7 @@ class Attention:
     rope: int = 0  # which of the model's ropes turns queries and keys
     width_norms: tuple[Tensor, ...] = ()  # of all of a token's queries (heads · head_dim,), and of all its keys
     add_ranks: Callable[[Tensor], Tensor] | None = None  # where each rank has a part of the heads
+    gates: bool = False  # behind each head's query is what its values are multiplied with, by a sigmoid
 
     def __call__(
         self,
@@ -46,6 +48,11 @@ class Attention:
         kv_scales: KvScales | None,
         tensors: StepTensors,
     ) -> Tensor:
+        gate: Tensor | None = None
+        if self.gates:
+            both = 2 * self.num_heads * self.head_dim
+            query, gate = qkv[:, :both].unflatten(1, (self.num_heads, 2, -1)).unbind(2)
+            qkv = torch.cat((query.flatten(1), qkv[:, both:]), 1)
         self.norm_widths_(qkv)
         qkv = qkv.view(len(qkv), self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         by = turns[self.rope]
@@ -64,6 +71,7 @@ class Attention:
         )
         query = query if by.queries is None else query * by.queries
         attended = ops.paged_attention(query, kv_cache, tensors.groups, self.scoring, kv_scales)
+        attended = attended if gate is None else attended * gate.sigmoid()
         return self.out(attended.reshape(len(qkv), -1))
 
     def norm_widths_(self, qkv: Tensor) -> None:
@@ -116,7 +124,7 @@ class DecoderLayer:
     """Attention, then a gated MLP, each added to what came in; there are norms before them, after them, or both."""
 
     attention_norm: Tensor | None
-    attention: Attention | LatentAttention
+    attention: Attention | LatentAttention | LinearAttention
     mlp_norm: Tensor | None
     mlp: AfterNorm
     eps: float
@@ -209,14 +217,15 @@ class Decoder:
     send: Callable[[Tensor], None] | None = None
     adapters: RowAdapters | None = None
     reader: StateReader | None = None
+    states: RecurrentStates | None = None  # of its layers of linear attention
 
     def hidden_states(
         self, tensors: StepTensors, kv_cache: Tensor, kv_scales: Sequence[KvScales] | None = None
     ) -> Tensor:
         """Return the hidden states (tokens, hidden) after the last layer, and store the step's keys and values.
 
-        ``kv_cache`` is (layers, blocks, block_size, *config.kv_shape); one of float8 has scales for each layer. Layers
-        behind the model's are not read here.
+        ``kv_cache`` is (layers, blocks, block_size, *config.kv_shape), of layers that have keys and values; one of
+        float8 has scales for each. Layers behind the model's are not read here.
         """
         if self.batch_invariant and not ops.uses_triton(kv_cache.device):
             # Libraries add in another order for other shapes, so there is but one shape.
@@ -226,6 +235,9 @@ class Decoder:
     def _hidden_states(self, tensors: StepTensors, kv_cache: Tensor, kv_scales: Sequence[KvScales] | None) -> Tensor:
         if self.adapters is not None:
             self.adapters.rows = tensors.adapters
+        if self.states is not None and tensors.recurrence is None:
+            self.states.begin(tensors.steps)
+            tensors = replace(tensors, recurrence=self.states.of_steps(tensors.steps))
         if self.receive is None:
             x = self.embed(tensors.token_ids) if tensors.inputs is None else tensors.inputs
         else:
@@ -234,11 +246,13 @@ class Decoder:
         by = tensors.positions if tensors.turned_by is None else tensors.turned_by
         turns = [rope.at(by) for rope in self.ropes]
         residual: Tensor | None = None
-        all_scales = kv_scales or (None,) * len(self.layers)
         states: list[Tensor] = []
         read = self.reader.layers if self.reader is not None else ()
-        caches = kv_cache[: len(self.layers)].unbind(0)
-        for index, (layer, layer_cache, scales) in enumerate(zip(self.layers, caches, all_scales, strict=True)):
+        caches = iter(kv_cache[: self.config.num_kv_layers].unbind(0))
+        all_scales = iter(kv_scales or (None,) * self.config.num_kv_layers)
+        for index, layer in enumerate(self.layers):
+            keeps_keys = not isinstance(layer.attention, LinearAttention)
+            layer_cache, scales = (next(caches), next(all_scales)) if keeps_keys else (kv_cache, None)
             if index in read:
                 states.append(x if residual is None else x + residual)
             x, residual = layer(x, residual, turns, layer_cache, scales, tensors)

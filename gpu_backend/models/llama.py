@@ -17,13 +17,15 @@ from gpu_backend.models.experts import Experts, load_experts
 from gpu_backend.models.latent import LatentAttention, load_latent_attention
 from gpu_backend.models.layers import Attention, Decoder, DecoderLayer, Mlp
 from gpu_backend.models.linear import load_linear
+from gpu_backend.models.linear_attention import LinearAttention, RecurrentStates, load_linear_attention
 from gpu_backend.models.rope import rope_table
 from gpu_backend.models.smoothing import begin_passage, rounded, smooth
 from gpu_backend.models.weights import MultipliedWeights, WeightSource
 
 
-def load_model(config: ModelConfig, weights: WeightSource, max_model_len: int) -> Decoder:
-    """Build a decoder with positions up to ``max_model_len``. Raises ``UnsupportedModel`` where a tensor does not fit.
+def load_model(config: ModelConfig, weights: WeightSource, max_model_len: int, num_rows: int = 1) -> Decoder:
+    """Build a decoder with positions up to ``max_model_len``, and ``num_rows`` states where its layers keep some.
+    Raises ``UnsupportedModel`` where a tensor does not fit.
 
     Its tensors are named as Llama's, but for what ``ARCHITECTURES`` says.
     """
@@ -48,6 +50,7 @@ def load_model(config: ModelConfig, weights: WeightSource, max_model_len: int) -
         ropes=ropes,
         embedding_factor=torch.tensor(config.factors.embedding, dtype=embedding.dtype).item(),
         batch_invariant=weights.linear.batch_invariant,
+        states=RecurrentStates(config.linear, num_rows, embedding) if config.linear is not None else None,
     )
     if weights.linear.is_smoothed and weights.packed is None:
         return replace(model, layers=tuple(_load_smoothed(model, weights)))
@@ -61,13 +64,16 @@ def distinct_ropes(config: ModelConfig) -> list[RopeConfig | None]:
 
 def _load_attention(
     config: ModelConfig, weights: WeightSource, index: int, prefix: str, inputs: int | None = None
-) -> Attention | LatentAttention:
+) -> Attention | LatentAttention | LinearAttention:
     """Load one layer's projections, and its norms of queries and keys, which are applied to all heads in one go."""
     own = max(index, 0)  # of a layer before a stage's own, as of its first
+    if config.linear is not None and config.linear.layers[own]:
+        return load_linear_attention(config, weights, prefix.replace("self_attn", "linear_attn"), own)
     rope = distinct_ropes(config).index(config.ropes[own])
     if config.latent is not None:
         return load_latent_attention(config, weights, prefix, config.windows[own], rope)
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    made = queries * (1 + config.gates_attention)
     names = (f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj")
     qk_norm: Tensor | None = None
     width_norms: tuple[Tensor, ...] = ()
@@ -82,7 +88,7 @@ def _load_attention(
             _load_norm(config, weights, f"{prefix}.{of}_norm", size) for of, size in (("q", queries), ("k", keys))
         )
     return Attention(
-        qkv=load_linear(weights, names, (queries, keys, keys), inputs or config.hidden_size, config.qkv_bias),
+        qkv=load_linear(weights, names, (made, keys, keys), inputs or config.hidden_size, config.qkv_bias),
         out=load_linear(weights, (f"{prefix}.o_proj",), (config.hidden_size,), queries, config.out_bias),
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -98,6 +104,7 @@ def _load_attention(
         rope=rope,
         width_norms=width_norms,
         add_ranks=weights.linear.add_ranks,
+        gates=config.gates_attention,
     )
 
 

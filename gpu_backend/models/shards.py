@@ -19,8 +19,11 @@ from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.config.packed_format import MXFP4_GROUP
 from gpu_backend.models.weights import Rows, WeightSource
 
-WIDENING = ("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj")
-NARROWING = ("o_proj", "down_proj")
+OF_LINEAR_ATTENTION = ("in_proj_qkvz", "in_proj_ba", "in_proj_z", "in_proj_b", "in_proj_a")
+WIDENING = ("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj", *OF_LINEAR_ATTENTION)
+NARROWING = ("o_proj", "down_proj", "out_proj")
+OF_ALL_HEADS = ("in_proj_qkv", "conv1d")  # queries, keys and values, each of all heads: cut each by itself
+OF_HEADS = ("sinks", "A_log", "dt_bias")
 STACKED = {  # of tensors of all of a GPT-OSS' experts: which dimension is their inner one
     "gate_up_proj": 2,
     "gate_up_proj_bias": 1,
@@ -58,6 +61,11 @@ def config_of_rank(model: ModelConfig, ranks: int, by_expert: bool = False) -> M
         experts = replace(experts, intermediate_size=inner, shared_size=shared, of_rank=held)
     elif by_expert:
         raise UnsupportedModel("enable_expert_parallel is set, but this model has no mixture of experts; leave it out")
+    linear = model.linear
+    if linear is not None:
+        sizes["linear_num_key_heads"] = linear.key_heads
+        heads_of_rank = linear.key_heads // ranks, linear.value_heads // ranks
+        linear = replace(linear, key_heads=heads_of_rank[0], value_heads=heads_of_rank[1])
     for name, size in sizes.items():
         if size % ranks:
             raise UnsupportedModel(f"{name} is {size}, which {ranks} ranks do not divide")
@@ -67,6 +75,7 @@ def config_of_rank(model: ModelConfig, ranks: int, by_expert: bool = False) -> M
         num_kv_heads=model.num_kv_heads // ranks if model.latent is None else 1,
         intermediate_size=model.intermediate_size // ranks,
         experts=experts,
+        linear=linear,
     )
     is_mxfp4 = model.packed is not None and model.packed.method == "mxfp4"
     if is_mxfp4 and experts is not None and experts.intermediate_size % MXFP4_GROUP:
@@ -85,22 +94,30 @@ def stage_of(model: ModelConfig, stage: int, stages: int) -> ModelConfig:
     if model.num_layers < stages:
         raise UnsupportedModel(f"{model.num_layers} layers are too few for {stages} pipeline stages")
     first, end = (model.num_layers * border // stages for border in (stage, stage + 1))
-    return replace(
+    part = replace(
         model,
         num_layers=end - first,
         windows=model.windows[first:end],
         ropes=model.ropes[first:end],
         experts=model.experts and replace(model.experts, layers=model.experts.layers[first:end]),
+        linear=model.linear and replace(model.linear, layers=model.linear.layers[first:end]),
         layers_before=first,
         layers_after=model.num_layers - end,
     )
+    if not part.num_kv_layers:
+        raise UnsupportedModel(
+            f"of {stages} pipeline stages stage {stage + 1} has linear attention alone; each needs a layer that has "
+            "keys and values: take fewer"
+        )
+    return part
 
 
 def shard(source: WeightSource, model: ModelConfig, rank: int, ranks: int, by_expert: bool = False) -> ShardedWeights:
     """Return one rank's part of a model's tensors; a norm of all heads is cut with them."""
     cuts_norms = ARCHITECTURES[model.architecture].qk_norm == "width"
     widening = (*WIDENING, "q_norm", "k_norm") if cuts_norms else WIDENING
-    return ShardedWeights(source, rank, ranks, widening, by_expert)
+    keys, values = (model.linear.key_width, model.linear.value_width) if model.linear is not None else (0, 0)
+    return ShardedWeights(source, rank, ranks, widening, by_expert, (keys, keys, values))
 
 
 class ShardedWeights(WeightSource):
@@ -113,6 +130,7 @@ class ShardedWeights(WeightSource):
         ranks: int,
         widening: tuple[str, ...] = WIDENING,
         by_expert: bool = False,
+        kinds: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
         self.linear = source.linear
         self.packed = source.packed
@@ -121,6 +139,7 @@ class ShardedWeights(WeightSource):
         self._rank = rank
         self._ranks = ranks
         self._by_expert = by_expert
+        self._kinds = kinds  # rows of ``OF_ALL_HEADS``: those of queries, of keys, and of values
 
     def own_experts(self, number: int) -> range:
         """Return the rank's experts: a part of them, or all, where it has a part of each."""
@@ -174,7 +193,7 @@ class ShardedWeights(WeightSource):
             return None
         if module == "experts":
             return STACKED[kind]
-        if module in self._widening or kind == "sinks":
+        if module in (*self._widening, *OF_ALL_HEADS) or kind in OF_HEADS:
             return None if kind in OF_INPUTS else 1 if kind in PACKED else 0
         if module in NARROWING:
             if kind in (*BY_GROUP, *BY_GROUP_BEHIND) and self._has_one_group:
@@ -186,7 +205,13 @@ class ShardedWeights(WeightSource):
         if dim is None:
             return get(name, *shape)
         full = [size * self._ranks if i == dim else size for i, size in enumerate(shape)]
-        return get(name, *full).chunk(self._ranks, dim)[self._rank].clone()
+        whole = get(name, *full)
+        if name.split(".")[-2] in OF_ALL_HEADS:
+            share = whole.shape[dim] / sum(self._kinds)  # below one of what stands for several rows, as scales do
+            kinds = whole.split([int(kind * share) for kind in self._kinds], dim)
+            parts = [kind.chunk(self._ranks, dim)[self._rank] for kind in kinds]
+            return torch.cat(parts, dim)
+        return whole.chunk(self._ranks, dim)[self._rank].clone()
 
 
 def tensors_of(part: Any) -> Iterator[Tensor]:

@@ -34,10 +34,11 @@ class Scheduler:
         clock: Callable[[], float] = monotonic,
         speculator: Speculator | None = None,
         swapping: SwapChoice | None = None,
+        keeps_states: bool = False,
     ) -> None:
         self.blocks = blocks
         self.speculator = speculator
-        self.tables = BlockTables(blocks, config.prefixes.prefix_caching)
+        self.tables = BlockTables(blocks, config.prefixes.prefix_caching, keeps_states)
         self.running = RunningSequences(config.steps.max_num_seqs, blocks, self.tables, swapping)
         self.admission = Admission(config, blocks, clock)
         self.replies = RequestReplies(blocks.block_size)

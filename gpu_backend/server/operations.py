@@ -37,6 +37,7 @@ class ModelBody(Struct, frozen=True, kw_only=True):
     max_model_len: int | None  # null until the engine is ready
     version: str | None  # null where no registry has one
     input_modalities: tuple[str, ...]  # text, and image where pictures are read
+    prefix_caching: bool | None  # whether prompts find the blocks of others that begin alike; null until it is ready
 
 
 class LoraBody(Struct, frozen=True):
@@ -253,6 +254,7 @@ def _model(front: Front, adapter: Adapter | None = None) -> ModelBody:
         max_model_len=ready.max_model_len if ready else None,
         version=front.settings.version,
         input_modalities=front.input_modalities,
+        prefix_caching=front.settings.engine.prefixes.prefix_caching and not ready.keeps_states if ready else None,
     )
 
 

@@ -181,6 +181,7 @@ class Ready:
     device: str
     dtype: str
     step_cost: StepCost | None = None  # as measured or told; None: nothing is predicted
+    keeps_states: bool = False  # no prompt finds another's blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,6 +184,7 @@ class StepRunner(ABC):
     # Whether ``launch`` comes back before the step is computed, so that there is something to gain by launching a step
     # before the last one's result is read.
     is_asynchronous = False
+    keeps_states = False  # of sequences, beside their blocks: from these alone nothing can go on
     most_ahead = 0  # decodes that the device drafts for by itself, and of which it knows where the next step begins
 
     @abstractmethod

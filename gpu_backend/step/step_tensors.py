@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gpu_backend.kernels.layout.grouping import AttentionGroup, Grouping, by_shape
 from gpu_backend.kernels.layout.paged import PagedLayout, PagedLayouts
+from gpu_backend.kernels.layout.recurrence import Recurrence
 from gpu_backend.kernels.layout.upload import integers, upload
 from gpu_backend.step.plan import UNKNOWN, SequenceStep, StepPlan
 
@@ -37,6 +38,9 @@ class StepTensors:
     # (tokens,), or (3, tokens) for time, row and column: what ropes turn by, where that is not ``positions``.
     turned_by: Tensor | None = None
     adapters: Tensor | None = None  # (tokens,) int32: slots of the rows' adapters; None: no row has one
+    recurrence: Recurrence | None = (
+        None  # where layers of linear attention keep states; None: not said, or there is none
+    )
 
 
 def build_tensors(

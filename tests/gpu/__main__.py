@@ -62,7 +62,7 @@ def _checks(device: torch.device) -> tuple[Check, ...]:
     """Return all checks. On the CPU the kernels are interpreted, which Triton must know before it is imported."""
     if device.type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-    from tests.gpu import experts, kernels, latent, lora
+    from tests.gpu import delta, experts, kernels, latent, lora
 
     checks = (
         *operations.CHECKS,
@@ -71,6 +71,7 @@ def _checks(device: torch.device) -> tuple[Check, ...]:
         *kernels.CHECKS,
         *experts.CHECKS,
         *latent.CHECKS,
+        *delta.CHECKS,
         *lora.CHECKS,
         *generation.CHECKS,
     )

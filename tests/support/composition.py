@@ -59,6 +59,7 @@ ENGINE_FEATURES = {
     "sinks": "a model whose heads have attention sinks, and windows in every other layer",
     "sliding window": "a model whose queries look back only so far",
     "latent": "a model with attention over latent vectors, whose experts lie in groups",
+    "states": "a model most of whose layers keep one state of a sequence in the place of keys and values",
     "graphs": "--cuda-graphs: decodes are replayed",
     "kv transfer": "--kv-transfer-address: blocks come from other engines, and are held for them",
     "tensor parallel": "--tensor-parallel-size: several processes have a part of each layer",
@@ -71,6 +72,10 @@ APART: dict[frozenset[str], str] = {
     frozenset(("n", "resume_token_ids")): "a reply is resumed alone: refused unless n is 1",
     frozenset(("grammar", "tools")): "a reply has one grammar: an expression beside a forced tool is refused",
     **{frozenset(pair): "an engine has one method" for pair in combinations(("ngram", "draft", "eagle3", "mtp"), 2)},
+    **{
+        frozenset(("states", other)): "it goes on from blocks alone, or goes back: refused, and no prefix is found"
+        for other in ("ngram", "draft", "eagle3", "mtp", "prefix cache", "host cache", "swap", "kv transfer", "remote")
+    },
     frozenset(("eagle3", "pipeline parallel")): "it reads layers that lie in several stages: refused",
     frozenset(("kv transfer", "tensor parallel")): "blocks are exchanged by engines of one process: refused",
     frozenset(("kv transfer", "pipeline parallel")): "blocks are exchanged by engines of one process: refused",

@@ -16,6 +16,8 @@ MODEL_TYPES_OF_MIXTURES = {
     "MixtralForCausalLM": "mixtral",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Qwen3NextForCausalLM": "qwen3_next",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
     "GraniteMoeForCausalLM": "granitemoe",
     "Glm4MoeForCausalLM": "glm4_moe",
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
@@ -34,6 +36,7 @@ NAMES = {  # of router, gate, up and down; Granite has all experts' in two tenso
 }
 QWEN = ("mlp.gate", "mlp.experts.{}.gate_proj", "up_proj", "down_proj")
 SHARED_SIZE = 24
+GATED = ("Qwen2MoeForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM")  # have a shared expert with a gate
 Matrix = Callable[[int, int], Tensor]
 
 
@@ -57,7 +60,7 @@ def experts_config(model: TinyModel) -> dict[str, Any]:
             "intermediate_size": model.intermediate_size // 2 + 6,
             "intermediate_size_mlp": model.intermediate_size,
         }
-    if model.architecture == "Qwen2MoeForCausalLM":
+    if model.architecture in GATED:
         config["shared_expert_intermediate_size"] = SHARED_SIZE
     return config
 
@@ -95,7 +98,7 @@ def experts_tensors(model: TinyModel, layer: str, matrix: Matrix) -> dict[str, T
             tensors[f"{router}.e_score_correction_bias"] = matrix(1, model.num_experts)[0] / 4
         shared = inner * config["n_shared_experts"]
         tensors |= _shared(f"{layer}.mlp.shared_experts", hidden, shared, matrix)
-    elif model.architecture == "Qwen2MoeForCausalLM":
+    elif model.architecture in GATED:
         tensors |= _shared(f"{layer}.mlp.shared_expert", hidden, SHARED_SIZE, matrix)
         tensors[f"{layer}.mlp.shared_expert_gate.weight"] = matrix(1, hidden)
     return tensors

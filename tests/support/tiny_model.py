@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tests.support.tiny_experts import MODEL_TYPES_OF_MIXTURES, experts_config, experts_tensors, has_experts
 from tests.support.tiny_latent import MODEL_TYPES_OF_LATENT, latent_config, latent_tensors
+from tests.support.tiny_linear import MODEL_TYPES_OF_LINEAR, linear_config, linear_sizes, linear_tensors
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
@@ -35,6 +36,8 @@ NORMS = {
     "Glm4ForCausalLM": (*_AROUND[:2], "post_self_attn_layernorm", "post_mlp_layernorm"),
 }
 MODEL_TYPES = {"Gemma3ForCausalLM": "gemma3_text"} | MODEL_TYPES_OF_MIXTURES | MODEL_TYPES_OF_LATENT
+MODEL_TYPES |= MODEL_TYPES_OF_LINEAR
+FROM_ZERO = ("Gemma", *MODEL_TYPES_OF_LINEAR)  # whose norms' weights count from there
 SPECIAL_TOKENS = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 
 
@@ -86,6 +89,7 @@ class TinyModel:
             "torch_dtype": "float32",
             **experts_config(self),
             **latent_config(self),
+            **linear_config(self),
             **self.extra,
         }
 
@@ -104,14 +108,15 @@ class TinyModel:
             return torch.randn(rows, columns, generator=generator) * (2.0 / columns**0.5)
 
         def norm(size: int) -> Tensor:
-            return (not self.architecture.startswith("Gemma")) + 0.2 * torch.randn(size, generator=generator)
+            return (not self.architecture.startswith(FROM_ZERO)) + 0.2 * torch.randn(size, generator=generator)
 
         tensors = {"model.embed_tokens.weight": torch.randn(self.vocab_size, hidden, generator=generator)}
+        linear = linear_sizes(self)
         for index in range(self.num_layers):
             layer = f"model.layers.{index}"
             attention = f"{layer}.self_attn"
             shapes = {
-                "q_proj": (queries, hidden),
+                "q_proj": (queries if linear is None else 2 * queries, hidden),
                 "k_proj": (keys, hidden),
                 "v_proj": (keys, hidden),
                 "o_proj": (hidden, queries),
@@ -119,15 +124,17 @@ class TinyModel:
             if self.architecture in MODEL_TYPES_OF_LATENT:
                 shapes = {}
                 tensors |= latent_tensors(self, attention, matrix, norm)
+            elif linear is not None and linear.layers[index]:
+                shapes = {}
+                tensors |= linear_tensors(linear, f"{layer}.linear_attn", hidden, matrix)
             for name, shape in shapes.items():
                 tensors[f"{attention}.{name}.weight"] = matrix(*shape)
                 if self._has_bias(name):
                     tensors[f"{attention}.{name}.bias"] = torch.randn(shape[0], generator=generator)
             if self.architecture == "GptOssForCausalLM":
                 tensors[f"{attention}.sinks"] = 2 * torch.randn(self.num_heads, generator=generator)
-            if self.architecture.startswith(("Qwen3", "Gemma3", "Dots")) or (
-                self.extra.get("use_qk_norm") and self.architecture != "Llama4ForCausalLM"
-            ):
+            has_norms = self.extra.get("use_qk_norm") and self.architecture != "Llama4ForCausalLM"
+            if shapes and (has_norms or self.architecture.startswith(("Qwen3", "Gemma3", "Dots"))):
                 tensors[f"{attention}.q_norm.weight"] = norm(self.head_dim)
                 tensors[f"{attention}.k_norm.weight"] = norm(self.head_dim)
             if self.architecture.startswith(("Olmo", "MiniMax")):

@@ -46,6 +46,8 @@ class Architecture:
     has_sinks: bool = False  # each head has a score of its own that every softmax counts and that adds nothing
     has_mtp: bool = False  # layers behind its own draft, where num_nextn_predict_layers says so
     is_latent: bool = False  # keys and values of all heads are made of one vector (MLA)
+    # Most layers have linear attention, and the others gates: its inputs are "grouped" by key head, or "by kind".
+    linear: str = ""
     scales_queries: bool = False  # by how often their position has the original context
     scales_still: bool = False  # the same where positions turn nothing
     mlp_size: str = "intermediate_size"  # how config.json calls the inner width of an MLP
@@ -127,6 +129,25 @@ _DEEPSEEK_3 = Architecture(
         "routed_scaling_factor": 2.5,
     },
     mixture=Mixture(begins_dense=True, shared="whole", is_sigmoid=True),
+)
+_QWEN_NEXT = Architecture(
+    norm_offset=1.0,
+    qk_norm="head",
+    mlp_bias=False,
+    turns_part=True,
+    linear="grouped",
+    defaults={
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "max_position_embeddings": 32768,
+        "norm_topk_prob": True,
+    },
+    mixture=Mixture(is_optional=True, shared="gated"),
 )
 _MISTRAL = Architecture(
     qkv_bias=False,
@@ -211,6 +232,14 @@ ARCHITECTURES = {
         slides="all if asked",
         defaults={"sliding_window": 4096},
         mixture=Mixture(is_optional=True),
+    ),
+    "Qwen3NextForCausalLM": _QWEN_NEXT,
+    "Qwen3_5ForCausalLM": replace(_QWEN_NEXT, linear="by kind", mixture=None),
+    "Qwen3_5MoeForCausalLM": replace(
+        _QWEN_NEXT,
+        linear="by kind",
+        mlp_size="moe_intermediate_size",  # every layer is a mixture
+        mixture=Mixture(is_normalised=True, shared="gated"),
     ),
     # GLM-4.5 to 4.7
     "Glm4MoeForCausalLM": Architecture(
@@ -304,6 +333,10 @@ TEXT_OF = {
     "Qwen2VLForConditionalGeneration": dict.fromkeys(("qwen2_vl_text", "qwen2_vl"), "Qwen2ForCausalLM"),
     "Qwen2_5_VLForConditionalGeneration": dict.fromkeys(("qwen2_5_vl_text", "qwen2_5_vl"), "Qwen2ForCausalLM"),
     "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": "Qwen3ForCausalLM"},
+    "Qwen3_5ForConditionalGeneration": {
+        "qwen3_5_text": "Qwen3_5ForCausalLM"
+    },  # its pictures are refused, as the next one's
+    "Qwen3_5MoeForConditionalGeneration": {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"},
     "Qwen3VLMoeForConditionalGeneration": {"qwen3_vl_moe_text": "Qwen3MoeForCausalLM"},
     "Mistral3ForConditionalGeneration": {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
 }

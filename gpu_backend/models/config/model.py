@@ -14,6 +14,7 @@ from gpu_backend.models.config.architectures import ARCHITECTURES, TEXT_OF, Arch
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.experts import ExpertsConfig, experts_config, whole
 from gpu_backend.models.config.latent import LatentConfig, latent_config, score_scale
+from gpu_backend.models.config.linear_attention import LinearAttentionConfig, linear_attention_config
 from gpu_backend.models.config.packed_format import PackedFormat, packed_format
 from gpu_backend.models.config.rope import RopeConfig, layer_ropes, max_position
 from gpu_backend.models.config.vision import VisionConfig, vision_config
@@ -59,6 +60,8 @@ class ModelConfig:
     factors: Factors
     experts: ExpertsConfig | None = None  # in the place of some layers' MLPs
     latent: LatentConfig | None = None  # keys and values are made of one vector, which is the one key that is kept
+    linear: LinearAttentionConfig | None = None  # in the place of some layers' attention
+    gates_attention: bool = False  # what the others attend to is multiplied with gates
     qk_norm: str = "none"  # of queries and keys, as ``Architecture`` says
     has_sinks: bool = False  # each head has a score of its own, which adds nothing
     vision: VisionConfig | None = None  # what reads pictures; None: nothing does
@@ -80,7 +83,12 @@ class ModelConfig:
     @property
     def kv_floats_per_token(self) -> int:
         """Numbers that one token adds to the KV cache, all layers together."""
-        return self.num_layers * math.prod(self.kv_shape)
+        return self.num_kv_layers * math.prod(self.kv_shape)
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers that have keys and values in the KV cache: all but those of linear attention."""
+        return self.num_layers - (sum(self.linear.layers) if self.linear is not None else 0)
 
     @property
     def rope_dim(self) -> int:
@@ -109,13 +117,18 @@ class ModelConfig:
         A step of very many tokens reads all.
         """
         attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
+        if self.gates_attention:
+            attention += self.num_heads * self.head_dim * self.hidden_size
         if self.latent is not None:
             attention = self.latent.weights(self.num_heads, self.hidden_size)
         mixtures = sum(self.experts.layers) if self.experts is not None else 0
         mlps: float = (self.num_layers - mixtures) * 3 * self.intermediate_size * self.hidden_size
         if self.experts is not None:
             mlps += mixtures * self.experts.weights_read(self.hidden_size, tokens)
-        return self.num_layers * attention + mlps
+        linear = 0
+        if self.linear is not None:
+            linear = sum(self.linear.layers) * self.linear.weights(self.hidden_size)
+        return self.num_kv_layers * attention + linear + mlps
 
 
 def load_model_config(folder: Path) -> ModelConfig:
@@ -162,6 +175,9 @@ def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any] 
         )
     num_layers = whole(config, "num_hidden_layers")
     rotates = _rotates(config, does, num_layers)
+    linear = linear_attention_config(config, num_layers, does.linear == "grouped") if does.linear else None
+    if does.linear:  # the others see all
+        config = {**config, "layer_types": None}
     kinds, windows = _windows(config, architecture, rotates)
     latent = latent_config(config) if does.is_latent else None
     head_dim = config.get("head_dim") or hidden_size // num_heads
@@ -195,6 +211,8 @@ def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any] 
         ropes=ropes,
         factors=factors,
         latent=latent,
+        linear=linear,
+        gates_attention=bool(does.linear),
         experts=experts_config(config, does.mixture, num_layers),
         qk_norm=does.qk_norm if config.get("use_qk_norm", True) else "none",
         has_sinks=does.has_sinks,

@@ -98,7 +98,10 @@ OF_HEADS = ("overlap", *ALWAYS, "graphs", EXCHANGE)
 ENGINES_OF_HEADS = [("mtp", "latent", *OF_HEADS), ("eagle3", *OF_HEADS)]
 MORE_OF_HEADS = [("mtp", "latent", *ALWAYS, "swap", EXCHANGE), ("eagle3", *ALWAYS, "swap", EXCHANGE)]
 MORE_OF_HEADS += [("mtp", "latent", "overlap", *ALWAYS, *RANKS), ("eagle3", "overlap", *ALWAYS, "tensor parallel")]
-SWEEP = [(engine, None) for engine in (*ENGINES_OF_HEADS, *MORE_OF_HEADS)]
+OF_STATES = ("overlap", "preemption", "chunks", "states")  # no prefix is found, and nothing goes to host memory
+ENGINES_OF_STATES = [(*OF_STATES, "graphs")]
+MORE_OF_HEADS += [(*OF_STATES, *RANKS, BY_EXPERT)]
+SWEEP = [(engine, None) for engine in (*ENGINES_OF_HEADS, *ENGINES_OF_STATES, *MORE_OF_HEADS)]
 ALL_KINDS = (*KINDS, "latent")
 WITH_KINDS = [(feature, kind) for kind in ALL_KINDS for feature in (*FEATURES, *METHODS, *ALWAYS, "graphs", EXCHANGE)]
 KINDS_OF_RANKS = [
@@ -135,13 +138,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def headed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return the models that heads draft for, and an EAGLE-3 head."""
+    """Return the models that heads draft for, an EAGLE-3 head, and a model that keeps states."""
     folder, llama = tmp_path_factory.mktemp("h"), TinyModel(num_layers=3, eos_token_id=END)
+    states = TinyModel("Qwen3NextForCausalLM", num_layers=3, num_experts=6, eos_token_id=END)
     latent = TinyModel("DeepseekV3ForCausalLM", extra={"first_k_dense_replace": 1}, eos_token_id=END)
     return {
         "mtp": write_mtp_model(folder / "mtp", latent, agrees=True, with_tokenizer=True),
         "eagle3": write_calm_model(folder / "llama", llama),
         "head": write_eagle_head(folder / "head", llama, drafted=230, agrees=True),
+        "states": write_tiny_model(folder / "states", states, True),
     }
 
 
@@ -271,10 +276,10 @@ def run(
     swaps = {"copy_seconds": 0.0, "step_cost": FLAT, "step_stretch": 1e9} if "swap" in engine else {}
     ranks = {f"{how.replace(' ', '_')}_size": 2 for how in RANKS if how in engine}
     ranks |= {"enable_expert_parallel": BY_EXPERT in engine}
-    graphs = {"cuda_graphs": "graphs" in engine}
+    own = {"cuda_graphs": "graphs" in engine} | ({} if "host cache" in engine else {"host_kv_bytes": 0})
     with contextlib.ExitStack() as stack:
         exchange = exchanging(stack) if EXCHANGE in engine else None
-        loop = model_loop(models[kind], **BUSY, **ways, **draft, **swaps, **graphs, **ranks, transfer=exchange)
+        loop = model_loop(models[kind], **BUSY | own, **ways, **draft, **swaps, **ranks, transfer=exchange)
         if EXCHANGE in engine:
             heads = {**ways, **draft} if method in HEADS else {}  # whose blocks hold what a head keeps, too
             prefiller = model_loop(models[kind], **PREFILLS, **heads, transfer=exchanging(stack))
@@ -283,10 +288,10 @@ def run(
         if EXCHANGE in engine:
             assert loop.load().counters["kv_blocks_pulled"] > 0
             assert loop.load().counters["kv_blocks_offered"] > 0
-    assert not graphs["cuda_graphs"] or (loop.runner.graphs is not None and loop.runner.graphs._graphs)
+    assert not own["cuda_graphs"] or (loop.runner.graphs is not None and loop.runner.graphs._graphs)
     assert loop.scheduler.running.num_swapped == (loop.scheduler.running.num_preempted if "swap" in engine else 0)
-    assert loop.scheduler.tables.prompt_tokens_found > 0
-    assert len(loop.blocks.host.resting) > 0
+    assert (loop.scheduler.tables.prompt_tokens_found > 0) == ("prefix cache" in engine)
+    assert (len(loop.blocks.host.resting) > 0) == ("host cache" in engine)
     assert loop.scheduler.speculator is None or loop.scheduler.speculator.num_held > 0
     return answers, loop.scheduler.running.num_preempted
 
@@ -305,9 +310,8 @@ def run_in(loop: EngineLoop, method: str, asked: list[Generate], expected: Answe
 
 def kind_of(engine: tuple[str, ...]) -> str:
     """Return which model an engine with these features has."""
-    return (
-        engine[0] if engine[0] in HEADS else next((kind for kind in ("sliding window", "latent") if kind in engine), "")
-    )
+    kinds = (kind for kind in ("sliding window", "latent", "states") if kind in engine)
+    return engine[0] if engine[0] in HEADS else next(kinds, "")
 
 
 @pytest.fixture(scope="module")
@@ -348,8 +352,9 @@ def test_every_feature_is_here() -> None:
     """Whatever composition.py declares, of requests and of engines."""
     elsewhere = {"adapter", "pictures"}  # in test_lora.py and test_pictures.py
     assert {*FEATURES, "prefix cache", "preemption", *elsewhere} == EXACT.keys()
-    assert {*METHODS, *ALWAYS, *MORE, *ALL_KINDS, EXCHANGE, *RANKS, BY_EXPERT, *HEADS} == ENGINE_FEATURES.keys()
-    assert {feature for pair in APART for feature in pair} <= {*FEATURES, *METHODS, EXCHANGE, *RANKS, *HEADS}
+    of_engines = {*METHODS, *ALWAYS, *MORE, *ALL_KINDS, "states", EXCHANGE, *RANKS, BY_EXPERT, *HEADS}
+    assert of_engines == ENGINE_FEATURES.keys()
+    assert {feature for pair in APART for feature in pair} <= {*FEATURES, *of_engines}
 
 
 @pytest.mark.parametrize(
@@ -372,13 +377,16 @@ def test_a_pair_composes_across_ranks(pair: tuple[str, str], faults_of_ranks: Fa
 @pytest.mark.parametrize(
     ("engine", "most"),
     [
-        *((engine, SAMPLE) for engine in ENGINES_OF_HEADS),
+        *((engine, SAMPLE) for engine in (*ENGINES_OF_HEADS, *ENGINES_OF_STATES)),
         *(pytest.param(*each, marks=pytest.mark.soak) for each in SWEEP),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, tuple) else str(value),
 )
-def test_requests_compose_with_heads(engine: tuple[str, ...], most: int | None, headed: dict[str, Path]) -> None:
-    """Where MTP layers or an EAGLE-3 head draft: all features of a request, or, in the sweep, all pairs of them."""
+def test_requests_compose_with_heads_and_states(
+    engine: tuple[str, ...], most: int | None, headed: dict[str, Path]
+) -> None:
+    """Where MTP layers or an EAGLE-3 head draft, or layers keep states: all features of a request, or, in the sweep,
+    all pairs of them."""
     faults = faults_in([engine], headed, most)
 
     assert {feature for _, row in faults for feature in row.split(",")} == {*FEATURES}

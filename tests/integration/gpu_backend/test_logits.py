@@ -51,7 +51,7 @@ BLOCK = 16
 TOLERANCE = 1e-4  # of the largest logit; float32 on both sides
 MAYBE_BIASED = ("LlamaForCausalLM", "GlmForCausalLM", "Glm4MoeForCausalLM", "GptOssForCausalLM")
 DENSE = [name for name, does in ARCHITECTURES.items() if does.mixture is None]
-SMOOTHED = [name for name in DENSE if not ARCHITECTURES[name].is_latent]
+SMOOTHED = [name for name in DENSE if not (ARCHITECTURES[name].is_latent or ARCHITECTURES[name].linear)]
 NAMED_ALWAYS = {
     "architectures", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers",
     "num_attention_heads", "num_key_value_heads", "vocab_size", "max_position_embeddings",
@@ -72,7 +72,7 @@ def draw(architecture: str, seed: int, dice: random.Random) -> TinyModel:
     Ropes other than the plain, the linear and the dynamic one name their trained length.
     """
     kv_heads = 1 + seed % 3
-    layers = dice.randint(1, 3)
+    layers, is_linear = dice.randint(1, 3), bool(ARCHITECTURES[architecture].linear)
     rope = dict(ROPES[seed])
     if rope.get("rope_type") in ("llama3", "yarn"):
         rope["original_max_position_embeddings"] = dice.choice([32, 64, 128])
@@ -104,13 +104,15 @@ def draw(architecture: str, seed: int, dice: random.Random) -> TinyModel:
         extra |= {"use_sliding_window": dice.random() < 0.5, "sliding_window": 24}
     if architecture in ("MistralForCausalLM", "Phi3ForCausalLM", "Ministral3ForCausalLM"):
         extra["sliding_window"] = dice.choice([None, 7, 16, 50])
+    elif is_linear:
+        layers = dice.randint(2, 3)
     elif architecture.startswith("Qwen"):
         extra |= {
             "use_sliding_window": dice.random() < 0.5,
             "sliding_window": 24,
             "max_window_layers": dice.randint(0, 3),
         }
-    if "Moe" in architecture and architecture.startswith("Qwen"):
+    if "Moe" in architecture and architecture.startswith("Qwen") and not is_linear:
         extra |= dice.choice([{}, {"decoder_sparse_step": 2}, {"mlp_only_layers": [0]}])
     elif architecture == "Llama4ForCausalLM":
         extra |= {"attention_chunk_size": dice.choice([7, 16, 50]), "use_qk_norm": dice.random() < 0.7}
@@ -153,12 +155,12 @@ def draw(architecture: str, seed: int, dice: random.Random) -> TinyModel:
         num_layers=layers,
         num_heads=num_heads,
         num_kv_heads=kv_heads,
-        head_dim=16 if is_square else dice.choice([8, 16, 24]),
+        head_dim=16 if is_square else dice.choice([16, 24] if is_linear else [8, 16, 24]),
         tie_word_embeddings=dice.random() < 0.5,
         attention_bias=architecture in MAYBE_BIASED and dice.random() < 0.5,
         num_experts=experts,
         experts_per_token=dice.randint(1, min(4, experts)),
-        stacks_experts=dice.random() < 0.3,
+        stacks_experts=dice.random() < 0.3 or architecture == "Qwen3_5MoeForCausalLM",
         seed=dice.randrange(1000),
         extra=extra,
     )
@@ -167,7 +169,7 @@ def draw(architecture: str, seed: int, dice: random.Random) -> TinyModel:
 
 
 def our_logits(folder: Path, token_ids: list[int], cut: int, adapter: Path | None = None) -> Tensor:
-    """Return the logits after each token, computed in two chunks through blocks in no order."""
+    """Return the logits after each token, computed in two chunks and as a decode, through blocks in no order."""
     config = load_model_config(folder)
     num_blocks = -(-len(token_ids) // BLOCK)
     order = random.Random(1).sample(range(num_blocks), num_blocks)
@@ -180,7 +182,9 @@ def our_logits(folder: Path, token_ids: list[int], cut: int, adapter: Path | Non
             load_adapters(LoraConfig((Adapter(1, "own", str(adapter)),)), slots, config)
         cache = torch.zeros(config.num_layers, num_blocks + 1, BLOCK, *config.kv_shape)
         rows = []
-        for start, end in ((0, cut), (cut, len(token_ids))):
+        for start, end in ((0, cut), (cut, cut + 1), (cut + 1, len(token_ids))):
+            if start == end:
+                break
             table = tuple(order[: -(-end // BLOCK)])
             ids, number = tuple(token_ids[start:end]), 0 if adapter is None else 1
             step = SequenceStep(0, ids, start, table, True, SamplingParams(1), 0, adapter=number)
