@@ -39,7 +39,9 @@ class _Parts:
     unsigned: list[str] = field(default_factory=list)  # of that, what came since the last signature
     thoughts: list[Reasoning] = field(default_factory=list)  # stretches that are signed, or withheld
     calls: dict[int, _Call] = field(default_factory=dict)
-    logprobs: list[Raw] = field(default_factory=list)
+    scores: dict[str, bytearray | None] = field(
+        default_factory=dict
+    )  # what each list of logprobs has, without brackets
     token_ids: list[int] = field(default_factory=list)
     transcript: list[str] = field(default_factory=list)
     audio: Spoken | None = None  # of an answer by voice, without its transcript and its sound
@@ -73,7 +75,7 @@ class Collector:
         for piece in delta.tool_calls:
             _add_call(parts.calls, piece)
         if delta.logprobs is not None:
-            parts.logprobs.append(delta.logprobs)
+            _add_scores(parts.scores, delta.logprobs)
         parts.token_ids += delta.token_ids
         if delta.finish_reason is not None:
             parts.finish_reason = delta.finish_reason
@@ -107,31 +109,44 @@ def _chat_choice(index: int, parts: _Parts) -> Choice:
         reasoning=tuple(parts.thoughts),
         audio=parts.audio and replace(parts.audio, transcript="".join(parts.transcript)),
     )
-    return Choice(
-        index=index, message=message, finish_reason=parts.finish_reason, logprobs=_join_logprobs(parts.logprobs)
-    )
+    return Choice(index=index, message=message, finish_reason=parts.finish_reason, logprobs=_joined(parts.scores))
 
 
 def _text_choice(index: int, parts: _Parts) -> CompletionChoice:
     text = "".join(parts.text)
-    logprobs = _join_logprobs(parts.logprobs)
-    return CompletionChoice(index=index, text=text, finish_reason=parts.finish_reason, logprobs=logprobs)
+    scores = _joined(parts.scores)
+    return CompletionChoice(index=index, text=text, finish_reason=parts.finish_reason, logprobs=scores)
 
 
-def _join_logprobs(pieces: list[Raw]) -> Raw | None:
-    """Join logprobs objects field by field: each of their fields is a list that goes on from piece to piece.
+def _add_scores(scores: dict[str, bytearray | None], logprobs: Raw) -> None:
+    """Add a piece's logprobs, an object whose fields are lists that go on from piece to piece, or null.
 
-    What is not such an object is left out: an answer is not lost over its scores.
+    Nothing is read but where lists begin and end: of a long answer that would hold up everybody else's. What is not
+    such an object is left out: an answer is not lost over its scores.
     """
-    whole: dict[str, list[object] | None] = {}
-    for piece in pieces:
-        try:
-            fields = msgspec.json.decode(piece, type=dict[str, list[object] | None])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    try:
+        bytes(logprobs).decode()
+        fields = msgspec.json.decode(logprobs, type=dict[str, Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    lists = {name: bytes(told).strip() for name, told in fields.items()}
+    if any(told != b"null" and not told.startswith(b"[") for told in lists.values()):
+        return
+    for name, told in lists.items():
+        if told == b"null":
+            scores.setdefault(name, None)
             continue
-        for name, values in fields.items():
-            if (known := whole.get(name)) is None:
-                whole[name] = values
-            else:
-                known += values or ()
-    return Raw(msgspec.json.encode(whole)) if whole else None
+        known = scores.get(name)
+        if known is None:
+            known = scores[name] = bytearray()
+        inner = told[1:-1].strip()
+        known += b"," + inner if known and inner else inner
+
+
+def _joined(scores: dict[str, bytearray | None]) -> Raw | None:
+    """Return the whole object, copied once; None where no piece had one."""
+    parts: list[bytes | bytearray] = []
+    for name, inside in scores.items():
+        parts += (b"," if parts else b"{", msgspec.json.encode(name), b":")
+        parts += (b"null",) if inside is None else (b"[", inside, b"]")
+    return Raw(b"".join((*parts, b"}"))) if parts else None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
+import pytest
 from msgspec import Raw
 
 from gateway.calls.accumulate import Collector
@@ -60,6 +63,31 @@ def test_an_empty_reply_has_empty_text() -> None:
     reply = collected(Delta(0, finish_reason=FinishReason.STOP))
 
     assert reply.choices[0].message.content == ""
+
+
+def test_long_logprobs_are_joined_while_they_come() -> None:
+    """What is left to do at the end takes less than what was done piece by piece: nobody else's answer waits for it."""
+    entry = {"token": "tok", "logprob": -0.5, "bytes": [116], "top_logprobs": [{"token": "a", "logprob": -1.25}] * 20}
+    piece = Raw(msgspec.json.encode({"content": [entry], "refusal": None}))
+    collector, begun = Collector(CHAT), time.thread_time()
+    for _ in range(2000):
+        collector.add(Delta(0, "a", logprobs=piece))
+    came = time.thread_time()
+    reply = collector.reply()
+    joined = time.thread_time()
+
+    assert joined - came < came - begun
+    assert isinstance(reply, ChatReply)
+    assert msgspec.json.decode(reply.choices[0].logprobs or b"") == {"content": [entry] * 2000, "refusal": None}
+
+
+@pytest.mark.parametrize("odd", [b"[1]", b'{"content":5}', b'{"content":[1}', b'{"content":["\xff"]}', b"7"])
+def test_scores_that_are_none_are_left_out(odd: bytes) -> None:
+    """An answer is not lost over its scores, and keeps those that can be read."""
+    pieces = [b'{"content":[ ]}', odd, b' {"content": [1, 2] } ', b'{"content":null}']
+    reply = collected(*(Delta(0, "a", logprobs=Raw(piece)) for piece in pieces))
+
+    assert msgspec.json.decode(reply.choices[0].logprobs or b"") == {"content": [1, 2]}
 
 
 def test_logprobs_of_all_pieces_are_joined() -> None:
