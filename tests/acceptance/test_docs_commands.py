@@ -26,6 +26,10 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *(page for page in DOCS.rglob("*.md") if "experiments" not in page.parts)]
 SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r'(?:\bcode ?= ?|_Faulty\()"(\w+)"(?: if .*? else "(\w+)")?')  # of an error, or of a line in a batch
+# What a line reads of the gateway: without a body, a method of its own, or an id that only its reader has.
+READ = re.compile(
+    r"^curl (?!.*(?:-X|-d|-F) )(?!.*/mcp/).*?(?:\$URL|\$TOLLGATE(?:_URL)?|http://127\.0\.0\.1:8000)(/[^\s\"]+)"
+)
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -109,6 +113,24 @@ def test_the_commands_of_a_page_run_as_they_stand(shell: Any, name: str) -> None
         done = shell(block)
         assert done.returncode == 0, (block, done.stderr)
         assert '"error"' not in done.stdout and done.stdout, done.stdout
+
+
+def test_what_pages_read_by_curl_is_answered(house: House) -> None:
+    """Each path with its query that a page asks for without a body: none is unknown, and no value is refused."""
+    team = PayingTeam(house)
+    team.ask()
+    team.settled()
+    with house.client(team.key) as client, house.client(house.admin_key) as admin:
+        (call,) = client.get("/v1/calls").raise_for_status().json()["data"]
+        asked = {
+            (re.sub(r"\$?REQUEST_ID", call["request_id"], match[1]).replace("search", team.id), "$KEY" in match.string)
+            for page in PAGES
+            for match in filter(None, map(READ.search, typed(page)))
+        }
+        answers = [(client if is_teams else admin).get(path) for path, is_teams in asked]
+
+    assert len(answers) > 12
+    assert {str(answer.url): answer.text[:300] for answer in answers if answer.status_code != 200} == {}
 
 
 def test_the_python_of_the_page_for_callers_runs(house: House, capsys: pytest.CaptureFixture[str]) -> None:
