@@ -32,9 +32,9 @@ def run_audit(settings: Settings, day: date | None) -> int:
         whose = counted(sum(owner.backlog > 0 for owner in owners), "owner")
         say(f"not in the ledger yet: {counted(waiting, 'closed call')} of {whose}")
     differences = [one for report in reports for one in report.differences]
-    books, of_days = sum(report.books for report in reports), " and ".join(map(str, days))
+    books = sum(report.books for report in reports)
     if not differences:
-        say(f"{books} books of {of_days} agree" if books else f"of {of_days} there is nothing to compare")
+        say(f"{books} books of {' and '.join(map(str, days))} agree")
         return 0
     rows = [{name: getattr(one, name) for name in COLUMNS} for one in differences]
     title = f"Where the books differ: {counted(len(differences), 'figure')} of {counted(books, 'book')}"
