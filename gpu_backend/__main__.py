@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     meet = "of the first of these, where another starts the rest, as tollgate fleet does on Ray"
     add("--ranks-meet-at", metavar="HOST:PORT", help=meet)
     shares_out = "each of the former has some of a mixture's experts, rather than a part of all"
-    add("--enable-expert-parallel", action="store_true", help=shares_out)
+    add("--enable-expert-parallel", action=argparse.BooleanOptionalAction, default=False, help=shares_out)
     add("--max-num-batched-tokens", metavar="N", help="tokens a step")
     add("--max-num-seqs", metavar="N", help="replies that run at once")
     add("--max-batch-tier-tokens", type=int, metavar="N", help="of them for batch work; all if not given")

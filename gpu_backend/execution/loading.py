@@ -110,6 +110,15 @@ def _check_room_for_whole(vision: VisionConfig, config: EngineConfig, device: to
         )
 
 
+def load_draft_config(config: EngineConfig, target: ModelConfig) -> ModelConfig | None:
+    """Read what config.json says of a checkpoint that drafts; None without one. Raises ``UnsupportedModel``."""
+    if config.speculation.speculative_model is None:
+        return None
+    folder = Path(config.speculation.speculative_model)
+    is_head = config.speculation.speculative_method == "eagle3"
+    return load_eagle_config(folder, target).layer if is_head else load_model_config(folder)
+
+
 def load_draft_model(
     config: EngineConfig,
     target: ModelConfig,

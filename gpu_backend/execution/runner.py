@@ -19,7 +19,7 @@ from gpu_backend.execution.graph_capture import CudaGraphCapture, EagerRerun, Gr
 from gpu_backend.execution.graphs import DecodeGraphs
 from gpu_backend.execution.host_cache import HostCache
 from gpu_backend.execution.kv_format import KvFormat, Placement
-from gpu_backend.execution.loading import load_draft_model, load_part, load_pictures
+from gpu_backend.execution.loading import load_draft_config, load_draft_model, load_part, load_pictures
 from gpu_backend.execution.warm_up import (
     compile_attention_for,
     lengths_to_compile,
@@ -86,7 +86,7 @@ class Runner(StepRunner):
         self.device = _choose_device(config.device.device, place)
         if self.device.type == "cuda":
             card = torch.cuda.get_device_properties(self.device)
-            check_capability(config, model_config, (card.major, card.minor))
+            check_capability(config, model_config, (card.major, card.minor), load_draft_config(config, model_config))
         if ranks is None and config.device.num_ranks > 1:
             from gpu_backend.execution.ranks import start_ranks
 

@@ -11,8 +11,10 @@ LITTLE_SHARED = ((8, 6), (8, 9), (12, 0))  # 99 KiB of shared memory a program: 
 LATENT_KIB = 112  # that a tile of attention over latent vectors takes
 
 
-def check_capability(config: EngineConfig, model: ModelConfig, capability: tuple[int, int]) -> None:
-    """Raise ``UnsupportedModel`` where kernels cannot run on a GPU of that compute capability."""
+def check_capability(
+    config: EngineConfig, model: ModelConfig, capability: tuple[int, int], draft: ModelConfig | None = None
+) -> None:
+    """Raise ``UnsupportedModel`` where kernels, the ``draft`` model's too, cannot run on a GPU of that capability."""
     named = f"this GPU has compute capability {capability[0]}.{capability[1]}"
     asked = (
         (
@@ -22,13 +24,19 @@ def check_capability(config: EngineConfig, model: ModelConfig, capability: tuple
         ),
         ("kv_cache_dtype", config.cache.kv_cache_dtype, "leave it out"),
         ("the checkpoint's weights", model.packed and model.packed.method, "take its checkpoint of 16 bits, or of 4"),
+        (
+            "the weights of speculative_model",
+            draft and draft.packed and draft.packed.method,
+            "take its checkpoint of 16 bits, or of 4",
+        ),
     )
     for name, value, remedy in asked:
         if value == "fp8" and not has_float8(capability):
             raise UnsupportedModel(
                 f"{named}, and float8 needs 8.9 or more (L4, L40S, H100): {name} cannot be fp8; {remedy}"
             )
-    if model.latent is not None and not has_latent_attention(capability):
+    is_latent = model.latent is not None or (draft is not None and draft.latent is not None)
+    if is_latent and not has_latent_attention(capability):
         raise UnsupportedModel(
             f"{named}, whose programs have 99 KiB of shared memory; attention over latent vectors takes {LATENT_KIB}"
         )

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from gpu_backend.hardware.capability import has_float8, has_latent_attention
 from gpu_backend.simulate.cards import page
 from gpu_backend.simulate.hardware import (
     DEVICES,
@@ -86,11 +87,22 @@ def _ttft_p90(shape: ReplicaShape, mean_prompt: int, mean_reply: int, rate: floa
     return make_report(replicas, Promise(), config.steps.max_num_seqs).ttft_p90
 
 
+def problem_with(model: Model, device: Device, precision: str) -> str:
+    """Return why the engine refuses a model in that precision on such a device; "": it does not."""
+    if precision == "fp8" and not has_float8(device.capability):
+        return "float8 needs compute capability 8.9 or more: take bf16 or int4, or another device"
+    if model.latent_rank and not has_latent_attention(device.capability):
+        return "attention over latent vectors does not fit its shared memory: take another device"
+    return ""
+
+
 def fits(device: Device) -> Iterator[str]:
     """Say for every model and precision what it takes."""
     yield f"{'model':18} {'weights':8} {'GB':>6} {'KV bytes/token':>15} {'least GPUs':>11}"
     for name, model in MODELS.items():
         for precision, size in PRECISIONS.items():
+            if problem_with(model, device, precision):
+                continue
             yield (
                 f"{name:18} {precision:8} {model.weight_bytes(size) / 1e9:6.0f} {model.kv_bytes_per_token():15,.0f} "
                 f"{least_gpus(model, device, size):11}"
@@ -101,6 +113,8 @@ def answer(options: argparse.Namespace) -> Iterator[str]:
     """Yield the answer line by line. Raises ``ValueError`` for a model that does not fit."""
     model, device = MODELS[options.model], DEVICES[options.device]
     size = PRECISIONS[options.precision]
+    if problem := problem_with(model, device, options.precision):
+        raise ValueError(f"{options.model} in {options.precision} does not run on {options.device}: {problem}")
     gpus = options.gpus_per_replica or least_gpus(model, device, size)
     shape = ReplicaShape(model, device, gpus, size, options.memory_share)
     if not shape.tokens:

@@ -127,6 +127,25 @@ def test_model_that_does_not_fit_is_told_with_what_would(capsys: pytest.CaptureF
     assert "at least 16" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("model", "device", "precision", "why"),
+    [
+        ("llama-8b", "a100-80gb", "fp8", "float8 needs compute capability 8.9 or more"),
+        ("glm-4.7-flash", "l40s", "bf16", "attention over latent vectors does not fit"),
+    ],
+)
+def test_what_the_engine_refuses_is_not_planned(
+    model: str, device: str, precision: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A device that cannot compile a model's kernels has no replicas of it, and no line in the table."""
+    assert main(["--model", model, "--device", device, "--precision", precision]) == 1
+    assert why in capsys.readouterr().err
+    assert main(["--device", device, "--table"]) == 0
+    lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+
+    assert [model, precision] not in lines and ["llama-8b", "int4"] in lines
+
+
 def test_a_stricter_promise_takes_less_load() -> None:
     """What one replica can take falls with the time that the first token may take."""
     shape = ReplicaShape(MODELS["llama-70b"], DEVICES["h100"], 4, 2)

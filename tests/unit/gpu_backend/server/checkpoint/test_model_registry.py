@@ -69,6 +69,10 @@ def test_flags_go_before_the_entry(tmp_path: Path) -> None:
 
     assert (settings.engine.device.dtype, settings.engine.checkpoint.quantization) == ("float32", "fp8")
     assert settings.names == ("mine", "mine@2")
+    shares = TWO.replace("dtype: bfloat16", "enable_expert_parallel: true")
+    arguments = ["--registry", str(write(tmp_path, shares)), "--model", "llama@2"]
+    for flags, is_shared in (([], True), (["--no-enable-expert-parallel"], False)):
+        assert read_settings([*arguments, *flags], {}).engine.device.enable_expert_parallel is is_shared
 
 
 def test_name_is_enough_for_the_only_version(tmp_path: Path) -> None:
