@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 from zlib import crc32
@@ -33,6 +34,17 @@ TURN = 65_521  # makes a second hash of one: whatever model a conversation has, 
 Priority = Literal["low", "normal", "high"]
 
 
+class Placing(Struct, frozen=True):
+    """What a caller says of where its call should go, in the words of gateways of inference fleets."""
+
+    session: str | None = None  # which conversation it belongs to
+    addresses: tuple[str, ...] = ()  # host:port of replicas, the one that is wanted most first
+    starts_within: float = math.inf  # seconds in which the first token should come
+
+
+NO_PLACING = Placing()
+
+
 class Call(Struct, frozen=True, kw_only=True):
     """A request by a known caller. Everything later in the path is a function of this and of the gateway's state."""
 
@@ -45,6 +57,7 @@ class Call(Struct, frozen=True, kw_only=True):
     shown: ResponsesRequest | None = None  # a response with all that a model is shown, turns before included
     routing: RoutingOptions
     priority: Priority = "normal"
+    placing: Placing = NO_PLACING
     extra: Mapping[str, Any] = {}  # top-level fields that we do not know,
     understood: frozenset[str] = frozenset()  # and those of them that were honoured all the same
     unread: tuple[str, ...] = ()  # names of such fields further inside
@@ -89,9 +102,12 @@ class Call(Struct, frozen=True, kw_only=True):
     def share(self) -> float:
         """A hash in [0, 1) by which equal models share the load: one for all turns of a conversation, at any gateway.
 
-        It is a hash of the caller and the conversation's opening; or of the prompt of a completion.
+        It is a hash of the caller and the conversation's opening, or the session that it names; or of the prompt of a
+        completion.
         """
         match self.request:
+            case _ if self.placing.session:
+                said = self.placing.session
             case ChatRequest(messages=messages):
                 said = next((message.text() for message in messages if message.role == "user"), "")[:OPENING]
             case CompletionRequest(prompt=str(prompt)):  # many begin alike, so the end counts too
@@ -110,6 +126,8 @@ class Call(Struct, frozen=True, kw_only=True):
     def spread(self) -> float:
         """A hash in [0, 1) by which replicas of a model share the load: another for each first turn, whatever it says;
         from then on one for all turns of a conversation, so that its provider finds the prompt cached."""
+        if self.placing.session:
+            return self.draw
         if isinstance(self.request, ChatRequest) and any(turn.role == "assistant" for turn in self.request.messages):
             return self.draw
         return int(self.request_id[-8:], 16) / 2**32
@@ -118,6 +136,8 @@ class Call(Struct, frozen=True, kw_only=True):
     def beginning(self) -> str:
         """What the turns of a conversation have in common: where one was answered, the next one's prompt is cached."""
         match self.request:
+            case _ if self.placing.session:
+                said = self.placing.session
             case ChatRequest(messages=messages):
                 said = next((message.text() for message in messages if message.role == "user"), "")
             case CompletionRequest(prompt=str(prompt)):

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct, UnsetType
 
 from billing.core.money import to_nano
+from gateway.calls.call import NO_PLACING, Placing
 from gateway.core.errors import EndpointNotAllowed, Forbidden
 from gateway.core.principals import Caller
 from gateway.core.settings import CacheUse
@@ -26,7 +27,9 @@ from router.catalog.targets import Tier
 IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 TOOLS = re.compile(r"mcp(/[A-Za-z0-9_-]{1,64}(/[\x21-\x7e]{1,256})?)?")  # of MCP servers: all, one's, or one
 OPTIONS = ("tier", "team_id", "priority", "quality", "max_cost_usd", "cache")
-HEADERS = {name: "x-" + name.replace("_", "-") for name in OPTIONS}  # their other names, in bodies too
+PLACING = ("session_id", "gateway_destination_endpoint", "llm_d_slo_ttft_ms")  # as routers of other fleets name them
+ENDPOINTS = re.compile(r"[\w.:\[\]-]{1,255}(,[\w.:\[\]-]{1,255}){0,15}", re.ASCII)
+HEADERS = {name: "x-" + name.replace("_", "-") for name in (*OPTIONS, *PLACING)}  # their other names, in bodies too
 NAMES = frozenset((*OPTIONS, *HEADERS.values()))
 
 
@@ -39,6 +42,21 @@ class Options(Struct, frozen=True, kw_only=True):
     quality: float | None = None
     max_cost_usd: float | None = None
     cache: CacheUse | None = None
+    session_id: str | None = None
+    gateway_destination_endpoint: str | None = None
+    llm_d_slo_ttft_ms: float | None = None
+
+
+def placing_of(options: Options) -> Placing:
+    """Return what a caller says of where its call should go, and how soon it should begin. Raises BadRequest."""
+    if options is DEFAULT_OPTIONS:
+        return NO_PLACING
+    named, soon = (options.gateway_destination_endpoint or "").replace(" ", ""), options.llm_d_slo_ttft_ms
+    if named and ENDPOINTS.fullmatch(named) is None:
+        header = HEADERS["gateway_destination_endpoint"]
+        raise invalid_param(header, f"'{header}' must be up to 16 of 'address:port', with commas between.")
+    addresses = tuple(named.split(",")) if named else ()
+    return Placing(options.session_id, addresses, math.inf if soon is None else soon / 1000)
 
 
 def routing_options(
@@ -99,7 +117,8 @@ def read_options(headers: Mapping[str, str], extra: dict[str, Any]) -> Options:
     found: dict[str, Any] = {}
     spelled: dict[str, str] = {}  # by which of its names each was said
     for name, header in HEADERS.items():
-        said = [(key, value) for key in (name, header) if key in extra and (value := extra.pop(key)) is not None]
+        keys = (header,) if name in PLACING else (name, header)
+        said = [(key, value) for key in keys if key in extra and (value := extra.pop(key)) is not None]
         if (value := headers.get(header)) is not None:
             said.append((header, value))
         if not said:
@@ -110,7 +129,7 @@ def read_options(headers: Mapping[str, str], extra: dict[str, Any]) -> Options:
             raise invalid_param(name, words)
     if not found:
         return DEFAULT_OPTIONS
-    for name in ("quality", "max_cost_usd"):
+    for name in ("quality", "max_cost_usd", "llm_d_slo_ttft_ms"):
         if name in found:
             found[name] = _number(name, spelled[name], found[name], most=1.0 if name == "quality" else math.inf)
     try:

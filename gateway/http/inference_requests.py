@@ -9,7 +9,7 @@ import msgspec
 from gateway.calls.call import Call
 from gateway.core.clock import Clock
 from gateway.dialects.endpoint import ApiEndpoint, Asked
-from gateway.dialects.options import options_of, read_idempotency_key, routing_options
+from gateway.dialects.options import options_of, placing_of, read_idempotency_key, routing_options
 from gateway.http.exchange import AnyRequest, caller_of, part_of, read_body
 from gateway.inference.recalibrations import Recalibrations
 from gateway.stored_responses.local_turns import CONNECTION_TURNS, ConnectionTurns
@@ -78,6 +78,7 @@ def call_of(
         shown=asked.shown,
         routing=routing_options(part_of(request, Recalibrations), caller, options, options.tier, extensions),
         priority=options.priority,
+        placing=placing_of(options),
         extra=asked.extra,
         understood=extensions.understood,
         unread=asked.unread,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
 from typing import Any
 
 from msgspec import Struct
@@ -156,11 +157,18 @@ def asking_of(
         weight=call.caller.team.weight,
         tier=str(call.routing.tier),
         priority=call.priority,
+        session=_session_of(call) if provider.self_hosted else "",
+        starts_within=call.started + call.placing.starts_within - now,
         time_left=context.deadline.left(now),
         fails_over=len(provider.endpoints) > 1,
         seed=int(call.request_id[-8:], 16),
         resume=context.resume,
     )
+
+
+def _session_of(call: Call) -> str:
+    """Return a name for what the turns of a conversation have in common: a hash, which tells nothing of it."""
+    return blake2b(call.beginning.encode("utf-8", "replace"), digest_size=16).hexdigest()
 
 
 def streams_from(call: Call, provider: ProviderSettings) -> bool:

@@ -7,6 +7,7 @@ import asyncio
 import math
 from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -135,6 +136,8 @@ class TargetLimiter:
         targets = {self._pools[target.key]: target for target in reversed(able)}
         team, is_batch = call.caller.team, call.routing.tier is Tier.BATCH
         began = self._clock.monotonic()
+        if self._queues.wait_expected(team.id, team.weight, is_batch, targets) > call.placing.starts_within:
+            raise self._shed(call, route, targets, "late")
         by_own_key = {pool for pool, target in targets.items() if target.own is not None}
         queued = self._queues.join(team.id, team.weight, is_batch, call.priority, targets, began, call.size, by_own_key)
         if queued is None:
@@ -250,6 +253,8 @@ class TargetLimiter:
             new = self._versions.get(replicas[0].model.provider) if place is not None else None
             for part in [replicas] if new is None else by_version(replicas, new, call.draw):
                 ordered += self._by_work(part, call) if place is not None and len(part) > 1 else part
+            if call.placing.addresses and place is not None:
+                ordered[-len(replicas) :] = _wanted_first(ordered[-len(replicas) :], call.placing.addresses)
         return tuple(ordered)
 
     def _are_peers(self, one: Target, other: Target) -> bool:
@@ -316,7 +321,7 @@ class TargetLimiter:
 
     def _patience_of(self, call: Call, route: Route, now: float) -> float:
         total = self._registry.settings_at(route.targets[0]).timeouts.total
-        return max(0.0, min(self._queue.wait, call.started + total - now))
+        return max(0.0, min(self._queue.wait, call.started + min(total, call.placing.starts_within) - now))
 
     def _shed(self, call: Call, route: Route, pools: Collection[SlotPool], why: str) -> Overloaded:
         team, tier = call.caller.team, call.routing.tier
@@ -325,7 +330,8 @@ class TargetLimiter:
         wait = math.ceil(min(max(1.0, expected), LONGEST_TOLD))
         happened = {
             "queue_full": "and as many of this team's requests, or as many bytes of them, as may wait for it do so",
-            "expired": f"and no place became free within {self._queue.wait:g} s",
+            "expired": f"and no place became free within {min(self._queue.wait, call.placing.starts_within):g} s",
+            "late": f"and no place is expected within {call.placing.starts_within:g} s, in which it should begin",
         }
         states = {pool.state or "busy" for pool in pools}
         busy = f"Every target of {names_for(call, route.targets)} is {' or '.join(sorted(states))}"
@@ -337,6 +343,12 @@ def _is_free(pool: SlotPool, call: Call, target: Target) -> bool:
     if target.own is not None and pool.has_room:
         return True
     return pool.has_free_for(call.caller.team.id, call.routing.tier is Tier.BATCH)
+
+
+def _wanted_first(replicas: list[Target], addresses: tuple[str, ...]) -> list[Target]:
+    """Return replicas with those at these addresses before the others, in the order of the addresses."""
+    rank = {address: place for place, address in enumerate(addresses)}
+    return sorted(replicas, key=lambda each: rank.get(urlsplit(each.endpoint.base_url).netloc, len(rank)))
 
 
 def _beginning_with(first: Target, route: Route) -> Route:

@@ -129,6 +129,22 @@ def a_team(house: House, **limits: int) -> str:
     return key
 
 
+def test_a_call_that_must_begin_soon_is_not_kept_waiting(house: House, upstream: ScriptedUpstream) -> None:
+    """x-llm-d-slo-ttft-ms: where no place is expected within it, or none became free, the call is refused as overload;
+    where one is, it goes on as ever."""
+    with all_slots_held(house, upstream), house.client() as client:
+        body, refused = {"model": "tight", **ASK}, []
+        for soon in ("1", "1e3"):
+            refused.append(client.post("/v1/chat/completions", json=body, headers={"x-llm-d-slo-ttft-ms": soon}))
+    with house.client() as client:
+        free = client.post("/v1/chat/completions", json=body, headers={"x-llm-d-slo-ttft-ms": "5000"})
+        wrong = client.post("/v1/chat/completions", json=body, headers={"x-llm-d-slo-ttft-ms": "soon"})
+
+    assert [(each.status_code, each.json()["error"]["code"]) for each in refused] == [(503, "overloaded")] * 2
+    assert "within 0.001 s" in refused[0].text and "within 1 s" in refused[1].text
+    assert free.status_code == 200 and wrong.status_code == 400 and "'x-llm-d-slo-ttft-ms'" in wrong.text
+
+
 def test_calls_beyond_the_slots_wait_for_their_turn(house: House, upstream: ScriptedUpstream) -> None:
     """All are answered, never more at once than there are slots; the wait is told, and is not our overhead."""
     upstream.script("tokens=2,pace=0.15", model="tight")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -38,11 +39,13 @@ class Scene:
     house: House
     engines: list[FakeEngine]
 
-    def ask(self, *said: str) -> None:
+    def ask(self, *said: str, **headers: str) -> None:
         """Say the next thing of a conversation."""
         turns = [{"role": "assistant" if at % 2 else "user", "content": text} for at, text in enumerate(said)]
         with self.house.client() as client:
-            answer = client.post("/v1/chat/completions", json={"model": "tiny", "messages": turns, "max_tokens": 3})
+            body = {"model": "tiny", "messages": turns, "max_tokens": 3}
+            names = {f"x-{name}".replace("_", "-"): value for name, value in headers.items()}
+            answer = client.post("/v1/chat/completions", json=body, headers=names)
         assert answer.status_code == 200, answer.text
 
     def available(self) -> list[bool]:
@@ -126,6 +129,35 @@ def test_a_conversation_stays_where_it_is_cached(scene: Scene) -> None:
         homes[went.index(3)] += 1
 
     assert len(homes) == REPLICAS
+
+
+def test_a_named_session_stays_whatever_its_turns_say(scene: Scene) -> None:
+    """An agent's calls have one beginning, or none in common: x-session-id says which belong together."""
+    homes = set[int]()
+    for session in map(str, range(24)):
+        before = scene.asked()
+        scene.ask("The same instructions for all.", session_id=session)
+        scene.ask(f"Another beginning {session}", session_id=session)
+        went = [after - asked for after, asked in zip(scene.asked(), before, strict=True)]
+        assert sorted(went) == [0, 0, 2], went
+        homes.add(went.index(2))
+
+    assert len(homes) == REPLICAS
+
+
+def test_a_router_in_front_chooses_the_replica(scene: Scene) -> None:
+    """x-gateway-destination-endpoint names replicas in the order wanted; an address that is none of theirs is not
+    asked."""
+    [_, second, third] = [urlsplit(each.base_url).netloc for each in scene.house.settings.providers["own"].endpoints]
+    for wanted in (f"{third},{second}", f"192.0.2.1:80, {third}"):
+        for number in range(6):
+            scene.ask(f"Question {number}", gateway_destination_endpoint=wanted)
+    of_router = scene.asked()
+    for number in range(12):
+        scene.ask(f"Question {number}", gateway_destination_endpoint="192.0.2.1:80")
+
+    assert of_router == [0, 0, 12]
+    assert sum(scene.asked()) == 24 and scene.asked() != [0, 0, 24]
 
 
 @pytest.mark.parametrize("scene", [crowded(200)], indirect=True)

@@ -296,6 +296,24 @@ def test_only_our_own_engine_hears_of_the_tenant() -> None:
     assert {"return_token_ids", "return_gpu_seconds"}.isdisjoint(sent(CHAT))
 
 
+def test_routers_between_us_and_engines_hear_what_they_place_by() -> None:
+    """As gateways of inference fleets name it; nobody else hears of a team, a conversation or a replica's address."""
+    more: dict[str, Any] = {"tenant": "team-a", "session": "5e55", "starts_within": 0.2504}
+    own = OpenAIFormat().build_request(asking(self_hosted=True, **more)).headers
+    other = OpenAIFormat().build_request(asking(**more)).headers
+    told = {
+        name: own[name] for name in own.keys() - other.keys() if name.startswith(("x-gateway", "x-session", "x-llm"))
+    }
+
+    assert told == {
+        "x-gateway-inference-fairness-id": "team-a",
+        "x-gateway-destination-endpoint": "upstream.example",
+        "x-session-id": "5e55",
+        "x-llm-d-slo-ttft-ms": "251",
+    }
+    assert not any(name.startswith("x-") for name in other)
+
+
 @pytest.mark.parametrize(("left", "told"), [(600.0, "600000"), (0.0001, "1"), (0.0, "1"), (1e9, str(2**31 - 1))])
 def test_our_own_engine_hears_of_the_deadline(left: float, told: str) -> None:
     """It is told how long the call may still take, in whole milliseconds that it accepts; no other upstream is."""

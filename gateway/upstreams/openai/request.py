@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import ceil
+from math import ceil, inf
 from operator import attrgetter
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -100,6 +100,12 @@ def write_request(asking: Asking) -> UpstreamRequest:
             headers["x-deadline-ms"] = str(min(max(1, ceil(1000 * asking.time_left)), MOST_DEADLINE))
         if asking.fails_over:
             headers["x-fails-over"] = "1"
+        headers["x-gateway-inference-fairness-id"] = asking.tenant  # what routers of fleets read between us and engines
+        headers["x-gateway-destination-endpoint"] = urlsplit(asking.target.endpoint.base_url).netloc
+        if asking.session:
+            headers["x-session-id"] = asking.session
+        if asking.starts_within < inf:
+            headers["x-llm-d-slo-ttft-ms"] = str(max(1, ceil(1000 * asking.starts_within)))
         if asking.marks:
             headers[PROMPT_MARKS] = asking.marks
         if isinstance(request, Generation):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -55,6 +56,8 @@ class Asking(Unshown, Struct, frozen=True, kw_only=True):
     seed: int = 0  # for a request without one, so that another replica can continue the reply
     resume: Resume | None = None
     uploads: tuple[memoryview, ...] = ()  # the recording or the pictures that the request speaks of
+    session: str = ""  # a name of the conversation that tells nothing of it
+    starts_within: float = math.inf  # seconds in which the first token should come
     marks: str = ""  # of the prompt's beginnings, for a replica that tells which of them it has cached
 
 

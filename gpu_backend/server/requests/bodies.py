@@ -20,6 +20,7 @@ from protocol.embeddings import EmbeddingRequest
 from protocol.errors import UnsupportedParameter, invalid_param
 from protocol.serving.prompt_marks import PROMPT_MARKS
 
+FAIRNESS_ID = "x-gateway-inference-fairness-id"
 MOST_DEADLINE = 2**31 - 1  # milliseconds: 24 days
 SMALLEST_TOP_P = 1e-6  # keeps exactly the most likely token, as top_p 0 asks
 
@@ -89,7 +90,8 @@ def read_body(body: bytes, type: type[T]) -> tuple[T, Extensions]:
 
 
 def read_sender(headers: Mapping[str, str]) -> Sender:
-    """Read x-tenant, x-weight, x-tier, x-priority, x-deadline-ms, x-fails-over and x-prompt-marks."""
+    """Read x-tenant, or x-gateway-inference-fairness-id where a router sends that alone; and x-weight, x-tier,
+    x-priority, x-deadline-ms, x-fails-over and x-prompt-marks."""
     tier = headers.get("x-tier", "interactive")
     if tier not in ("interactive", "batch"):
         raise invalid_param("x-tier", f"'x-tier' is {tier[:40]!r}; it is 'interactive' or 'batch'.")
@@ -102,7 +104,7 @@ def read_sender(headers: Mapping[str, str]) -> Sender:
     if fails_over not in ("0", "1"):
         raise invalid_param("x-fails-over", f"'x-fails-over' is {fails_over[:40]!r}; it is '0' or '1'.")
     return Sender(
-        tenant=headers.get("x-tenant", ""),
+        tenant=headers.get("x-tenant") or headers.get(FAIRNESS_ID, ""),
         weight=1.0 if weight is None else max(weight, LEAST_WEIGHT),
         tier=tier,
         priority=priority,

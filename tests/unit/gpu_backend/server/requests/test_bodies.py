@@ -178,6 +178,8 @@ def test_the_sender_is_read_from_headers() -> None:
     assert read_sender(headers) == Sender("team_a", 2.5, "batch", "normal", 1500)
     assert read_sender({}) == Sender("", 1.0, "interactive", "normal", None)
     assert read_sender({"x-fails-over": "1"}).fails_over
+    assert read_sender({"x-gateway-inference-fairness-id": "flow"}).tenant == "flow"  # of a router that knows no other
+    assert read_sender({"x-gateway-inference-fairness-id": "flow", "x-tenant": "team_a"}).tenant == "team_a"
     assert [read_sender({"x-priority": said}).priority for said in ("low", "high")] == ["low", "high"]
     assert read_sender({"x-weight": "1e-320"}).weight == 0.001  # service is divided by it
 
