@@ -40,7 +40,7 @@ def post(house: House, path: str, body: dict[str, Any], **headers: str) -> httpx
         ("/chat/completions", "Is /v1/chat/completions meant? The client's base URL ends without its /v1."),
         ("/v1/v1/chat/completions", "Is /v1/chat/completions meant? The client's base URL has one /v1 too many."),
         ("/v1/chat/completions/chat/completions", "Is /v1/chat/completions meant? Base URLs end in /v1"),
-        ("/openai/deployments/small/chat/completions", "Is /v1/chat/completions meant? Base URLs end in /v1"),
+        ("/openai/deployments/small/chat", "GET /openapi.json lists what there is."),
         ("/embeddings", "Is /v1/embeddings meant? The client's base URL ends without its /v1."),
         ("/v1/v1/messages", "Is /v1/messages meant? The client's base URL has one /v1 too many."),
         ("/messages", "Is /v1/messages meant? The client's base URL ends without its /v1."),

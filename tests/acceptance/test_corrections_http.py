@@ -19,7 +19,7 @@ def team(house: House) -> PayingTeam:
 
 
 def test_a_correction_shows_apart_at_once(team: PayingTeam) -> None:
-    """The day's figures stay as the calls made them; what was booked stands beside them, in every shape."""
+    """The day's figures stay as the calls made them; what was booked stands beside them, in every shape and is owed."""
     team.ask()
     before = team.settled()
 
@@ -28,8 +28,10 @@ def test_a_correction_shows_apart_at_once(team: PayingTeam) -> None:
     after = team.usage().json()
     lines = team.usage(date=today(), group_by="model").json()["results"]
     late = after.pop("corrections")
+    owed, was = ({name: told.pop(name) for name in ("owed_usd", "owed_usd_exact")} for told in (after, before))
     assert booked.status_code == 201
     assert after == before
+    assert {Decimal(str(owed[name])) - Decimal(str(was[name])) for name in owed} == {Decimal("-1e-9")}
     assert (late["entries"], late["input_tokens"], Decimal(str(late["cost_usd"]))) == (1, -3, Decimal("-1e-9"))
     assert lines[0]["model"] == "small" and lines[0]["corrections"] == late
     assert "corrections_cost_usd" in team.usage(format="csv").text.splitlines()[0]

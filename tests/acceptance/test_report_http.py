@@ -123,8 +123,8 @@ def test_what_naming_a_large_model_cost(team: PayingTeam, monkeypatch: pytest.Mo
     assert decimal(missed["estimated_usd"]) == pytest.approx((alias - at_small) * (large + alias) / alias)
 
 
-def test_the_plain_report_is_as_it_was(team: PayingTeam) -> None:
-    """Without the words that ask for more, the answer has the contract's fields and no others."""
+def test_the_plain_report_has_these_fields(team: PayingTeam) -> None:
+    """Without the words that ask for more, the answer has the contract's fields, what is owed, and no others."""
     fields = set(team.usage().json())
 
     assert fields == {
@@ -142,6 +142,8 @@ def test_the_plain_report_is_as_it_was(team: PayingTeam) -> None:
         "reasoning_tokens",
         "cost_usd",
         "cost_usd_exact",
+        "owed_usd",
+        "owed_usd_exact",
         "is_closed",
     }
 

@@ -87,6 +87,7 @@ def test_chats_are_listed_changed_and_deleted(
 ) -> None:
     """Page by page in either order, by model and metadata; a chat is stored by wish alone, and not at its upstream."""
     monkeypatch.setattr(chats, "READ_AT_ONCE", 1)  # a statement for each
+    monkeypatch.setattr(StoredLimit, "a_second", 1e6)  # one list after the other
     run = uuid.uuid4().hex
     completions = openai.chat.completions
     mine = [ask(openai, store=True, metadata={"run": run, "n": str(n)})[0] for n in range(5)]
@@ -99,8 +100,10 @@ def test_chats_are_listed_changed_and_deleted(
     gone = completions.delete(mine[1])
     with monkeypatch.context() as few:
         few.setattr(chats, "MOST_READS", 2)
-        few.setattr(StoredLimit, "at_once", 2.0)  # what is found late waits for its turn
-        late = completions.list(metadata={"run": run, "n": "4"}, limit=1).data
+        with monkeypatch.context() as slow:
+            slow.setattr(StoredLimit, "at_once", 2.0)  # what is found late waits for its turn
+            slow.setattr(StoredLimit, "a_second", 50.0)
+            late = completions.list(metadata={"run": run, "n": "4"}, limit=1).data
         few.setattr(chats, "MOST_IN_VAIN", 2)
         with pytest.raises(BadRequestError, match=f"Go on with after={mine[4]}"):
             completions.list(metadata={"run": "none"}, order="desc")

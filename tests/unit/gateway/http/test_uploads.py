@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.http.routes.uploads import Form, read_form
+from gateway.http.routes.uploads import LONGEST_FIELDS, Form, read_form
 from protocol.errors import BadRequest, TooLarge
 
 KIND = "multipart/form-data; boundary=b"
@@ -70,7 +70,7 @@ def test_a_file_is_in_memory_once() -> None:
         (HEAD % (b"a", b"1") + HEAD % (b"a[]", b"2") + b"--b--\r\n", BadRequest, "'a' comes once"),
         (HEAD % (b"file", b"1") + HEAD % (b"file[]", b"1") + b"--b--\r\n", BadRequest, "'file' comes once"),
         (HEAD % (b"a", b"\xff") + b"--b--\r\n", BadRequest, "UTF-8"),
-        (HEAD % (b"a", b"1" * 65_537) + b"--b--\r\n", TooLarge, "longer than 65536"),
+        (HEAD % (b"a", b"1" * (LONGEST_FIELDS + 1)) + b"--b--\r\n", TooLarge, "longer than 262144"),
     ],
 )
 def test_what_is_no_form_is_refused(body: bytes, error: type[Exception], words: str) -> None:
