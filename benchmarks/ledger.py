@@ -26,13 +26,15 @@ from gateway.storage.database import Database
 
 SEED = 7
 ROUNDS = 3
+SIZE = "SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree('usage_records')"
 # Cases without a part of what is kept for those who look.
 BLIND = {
     "one flusher, no series": ("series",),
     "one flusher, no series, no index of a team's calls": ("series", "index"),
 }
 HEADER = (
-    "| case | rows/s, median (least – most) | gateway CPU µs a row | Postgres CPU µs a row |\n| --- | --- | --- | --- |"
+    "| case | rows/s, median (least – most) | gateway CPU µs a row | Postgres CPU µs a row | WAL bytes a row |\n"
+    "| --- | --- | --- | --- | --- |"
 )
 
 
@@ -58,7 +60,7 @@ async def _measure(server: EmbeddedPostgres, calls: int) -> str:
         "two flushers with the same calls": lambda records: [list(records), list(records)[::-1]],
     }
     blind = dict.fromkeys(BLIND, cases["one flusher"])
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in (*cases, *blind)}
+    found: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in (*cases, *blind)}
     database = Database(server.url)
     expected = 0
     for _ in range(ROUNDS):
@@ -70,17 +72,19 @@ async def _measure(server: EmbeddedPostgres, calls: int) -> str:
     async with database.begin() as connection:
         rows = (await connection.execute(text("SELECT count(*) FROM usage_records"))).scalar_one()
         summed = (await connection.execute(text("SELECT sum(calls) FROM usage_daily"))).scalar_one()
+        size = (await connection.execute(text(SIZE))).scalar_one()
     await database.close()
     assert rows == summed == expected, (rows, summed, expected)
     lines = []
     for name, rounds in found.items():
-        speed, own, theirs = (sorted(each) for each in zip(*rounds, strict=True))
+        speed, own, theirs, logged = (sorted(each) for each in zip(*rounds, strict=True))
         middle = len(rounds) // 2
         lines.append(
             f"| {name} | {speed[middle]:,.0f} ({speed[0]:,.0f} – {speed[-1]:,.0f}) | {own[middle]:.1f} "
-            f"| {theirs[middle]:.1f} |"
+            f"| {theirs[middle]:.1f} | {logged[middle]:,.0f} |"
         )
-    return "\n".join([HEADER, *lines])
+    kept = f"On disk a row takes {size / rows:,.0f} bytes, its indexes among them."
+    return "\n".join([HEADER, *lines, "", kept])
 
 
 @asynccontextmanager
@@ -104,10 +108,11 @@ async def _run(database: Database, statement: str) -> None:
 
 async def _drain(
     server: EmbeddedPostgres, database: Database, parts: list[list[UsageRecord]], calls: int
-) -> tuple[float, float, float]:
-    """Return calls per second, and the CPU microseconds that a call took here and in Postgres."""
+) -> tuple[float, float, float, float]:
+    """Return calls per second, the CPU microseconds that a call took here and in Postgres, and the bytes of its WAL."""
     with tempfile.TemporaryDirectory() as folder, _journals(Path(folder), parts) as journals:
         flushers = [Flusher(journal, database, Clock()) for journal in journals]
+        logged = await _logged(database)
         started, own, theirs = time.perf_counter(), time.process_time(), cpu_of(server)
         await asyncio.gather(*(_until_empty(flusher) for flusher in flushers))
         seconds = time.perf_counter() - started
@@ -115,7 +120,13 @@ async def _drain(
             calls / seconds,
             (time.process_time() - own) / calls * 1e6,
             (cpu_of(server) - theirs) / calls * 1e6,
+            (await _logged(database) - logged) / calls,
         )
+
+
+async def _logged(database: Database) -> int:
+    async with database.begin() as connection:
+        return int((await connection.execute(text("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn"))).scalar_one())
 
 
 async def _until_empty(flusher: Flusher) -> None:
