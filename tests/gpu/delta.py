@@ -27,8 +27,9 @@ def decodes(setting: Setting) -> str:
     """One token of each of some sequences, whose states lie in rows in no order; the others' are left alone."""
 
     def error() -> float:
-        mixed, decay, beta, sums = _inputs(setting, setting.dice.choice((1, 5)), states=7)
+        mixed, decay, beta, sums = _inputs(setting, setting.dice.choice((2, 5)), states=7)
         rows = torch.tensor(setting.dice.sample(range(7), len(mixed)), device=setting.device)
+        rows = rows.repeat_interleave(2)[::2]  # as graphs have them: a column of what they are told
         kept = sums.clone()
         made = delta.delta_step(mixed, decay, beta, kept, rows)
         others = [row for row in range(7) if row not in rows]

@@ -23,7 +23,7 @@ def delta_step(mixed: Tensor, decay: Tensor, beta: Tensor, sums: Tensor, rows: T
     assert mixed.is_contiguous() and sums.is_contiguous() and decay.is_contiguous() and beta.is_contiguous()
     out = torch.empty((tokens, heads, value_dim), dtype=mixed.dtype, device=mixed.device)
     delta_step_kernel[(tokens, heads, triton.cdiv(value_dim, VALUES_AT_ONCE))](
-        mixed, decay, beta, sums, rows, out, mixed.shape[1], EPS, key_dim**-0.5,
+        mixed, decay, beta, sums, rows, out, mixed.shape[1], rows.stride(0), EPS, key_dim**-0.5,
         HEADS=heads, SHARED_BY=heads * key_dim // width, WIDTH=width, KEY_DIM=key_dim,
         KEY_PADDED=triton.next_power_of_2(key_dim), VALUE_DIM=value_dim, VALUES=VALUES_AT_ONCE, num_warps=4,
     )  # fmt: skip
@@ -32,7 +32,7 @@ def delta_step(mixed: Tensor, decay: Tensor, beta: Tensor, sums: Tensor, rows: T
 
 @triton.jit
 def delta_step_kernel(
-    mixed, decay, beta, sums, rows, out, mixed_stride, eps, scale,
+    mixed, decay, beta, sums, rows, out, mixed_stride, row_stride, eps, scale,
     HEADS: tl.constexpr, SHARED_BY: tl.constexpr, WIDTH: tl.constexpr, KEY_DIM: tl.constexpr,
     KEY_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
@@ -48,7 +48,7 @@ def delta_step_kernel(
     key *= tl.rsqrt(tl.sum(key * key, 0) + eps)
     value = tl.load(source + 2 * WIDTH + head * VALUE_DIM + values, mask=values < VALUE_DIM, other=0.0).to(tl.float32)
     place = token * HEADS + head
-    at = sums + (tl.load(rows + token) * HEADS + head) * KEY_DIM * VALUE_DIM
+    at = sums + (tl.load(rows + token * row_stride) * HEADS + head) * KEY_DIM * VALUE_DIM
     at = at + keys[:, None] * VALUE_DIM + values[None, :]
     held = (keys < KEY_DIM)[:, None] & (values < VALUE_DIM)[None, :]
     state = tl.load(at, mask=held, other=0.0) * tl.exp(tl.load(decay + place))
