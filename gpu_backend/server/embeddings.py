@@ -63,6 +63,7 @@ class EmbeddingResponse(Struct, eq=False):
         """Embed, and answer."""
         started = time.monotonic()
         with ended_when_client_leaves(scope, receive):
+            self._front.refuse_if_gone()
             call = self._front.engine.call(self._commands, fails_over=self._sender.fails_over)
             try:
                 found: dict[str, Embedding] = {}

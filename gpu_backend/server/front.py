@@ -23,6 +23,7 @@ from gpu_backend.server.requests.pictures import can_decode
 from gpu_backend.server.settings import FrontSettings
 from gpu_backend.server.wire import encode
 from gpu_backend.step.adapter import Adapter
+from protocol.errors import Overloaded
 from protocol.serving.announcements import Announcement, KvEventsAt
 
 
@@ -36,6 +37,7 @@ class Front:
     metrics: Metrics
     instance_id: str  # another one after every start: counters begin anew
     node_id: str  # the machine
+    model_number: int = 0  # the engine's, while it has this model
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex
     draw_seed: Callable[[], int] = lambda: secrets.randbits(63)
     now: Callable[[], float] = time.time  # unix seconds
@@ -43,7 +45,7 @@ class Front:
     @property
     def max_model_len(self) -> int:
         """Tokens that prompt and reply may have together. Raises ``Overloaded`` while the engine is not ready."""
-        self.engine.refuse_if_closed()
+        self.refuse_if_gone()
         assert self.engine.ready is not None
         return self.engine.ready.max_model_len
 
@@ -93,8 +95,16 @@ class Front:
             )
         return adapter
 
+    def refuse_if_gone(self) -> None:
+        """Raise ``Overloaded`` unless the engine takes requests, and has this model still: what was read for it means
+        nothing to another."""
+        self.engine.refuse_if_closed()
+        if self.model_number != self.engine.model_number:
+            raise Overloaded("This engine has taken another model meanwhile. Send the request to another replica.")
+
     def generate(self, job: Job, request_id: str) -> Generation:
         """Start a job. Raises ``Overloaded`` or ``BadRequest``; the caller closes what is returned."""
+        self.refuse_if_gone()
         return Generation(job, request_id, self.engine, self.checkpoint, self.metrics)
 
 
@@ -104,7 +114,7 @@ def build_front(settings: FrontSettings, checkpoint: Checkpoint, engine: EngineC
     gpus, max_loras = settings.engine.device.num_ranks, settings.engine.lora.num_slots
     metrics = Metrics(settings.served_model_name, engine, gpus, max_loras)
     instance_id = f"{settings.instance_id}-{secrets.token_hex(4)}"
-    return Front(settings, checkpoint, engine, metrics, instance_id, node_id=socket.gethostname())
+    return Front(settings, checkpoint, engine, metrics, instance_id, socket.gethostname(), engine.model_number)
 
 
 def front_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Front:

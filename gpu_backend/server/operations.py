@@ -14,6 +14,8 @@ from litestar import Request, Response, get, post
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.model import load_model_config
 from gpu_backend.scheduling.admission import TIERS
 from gpu_backend.server.checkpoint.checkpoint import load_checkpoint
 from gpu_backend.server.client.engine_client import EngineState
@@ -179,8 +181,9 @@ async def load_model(request: Request[Any, Any, Any]) -> Response[bytes]:
         folder = Path(body.model)
         engine = replace(engine, checkpoint=replace(engine.checkpoint, model=body.model, tokenizer=None))
         checkpoint = await asyncio.to_thread(load_checkpoint, folder, folder)
-    except (OSError, ValueError) as exc:
-        raise invalid_param("model", f"'{body.model[:200]}' is no checkpoint: {exc}") from exc
+        await asyncio.to_thread(load_model_config, folder)  # what cannot be served leaves the model that is there
+    except (OSError, ValueError, UnsupportedModel) as exc:
+        raise invalid_param("model", f"'{body.model[:200]}' is no checkpoint to serve: {exc}") from exc
     name = body.served_model_name or folder.name or str(folder)
     settings = replace(front.settings, engine=engine, served_model_name=name, version=None, digests={})
     await front.engine.load_model(engine)

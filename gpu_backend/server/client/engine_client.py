@@ -113,7 +113,8 @@ class EngineClient:
         self._is_loading = True  # the process that runs now is not ready yet
         self._recovery = CallRecovery(self._send_all)  # what a dead process had, for the next one
         self._is_closing = False
-        self._loaded: asyncio.Future[bool] | None = None  # whether the process has the model that it was told to load
+        self.model_number = 0  # another one with each model that its process is told to take
+        self._taking: tuple[EngineConfig, asyncio.Future[bool]] | None = None  # that model, and whether it is there
 
     async def open(self) -> None:
         """Start the process. It is not ready yet when this returns."""
@@ -136,12 +137,13 @@ class EngineClient:
 
     @property
     def uptime_seconds(self) -> float:
-        """Seconds since the engine was opened. The device is taken from then on, also while weights are loaded."""
+        """Seconds since the engine was opened, or took its model. The device is taken from then on, also while weights
+        are loaded."""
         return 0.0 if self._opened is None else self._clock() - self._opened
 
     @property
     def busy_seconds(self) -> float:
-        """Seconds in steps since the engine was opened, as far as its processes have reported them."""
+        """Seconds in steps since then, as far as its processes have reported them."""
         return self._busy_before + (self.load.gpu_busy_seconds if self.load is not None else 0.0)
 
     def call(self, commands: Sequence[Generate | Embed], *, fails_over: bool = False) -> EngineCall:
@@ -193,15 +195,17 @@ class EngineClient:
 
         Raises ``Overloaded`` where it does not sleep, or cannot load it: then a new process has the model of before.
         """
-        if self.state is not EngineState.SLEEPING or self._sleep.is_waiting:
+        if self.state is not EngineState.SLEEPING:
             raise Overloaded("The engine does not sleep: POST /sleep first, which ends what runs.", retry_after=5)
+        if self._sleep.is_waiting or self._is_loading:
+            raise Overloaded("The engine does not sleep yet: it ends what runs, or starts again.", retry_after=5)
         self.state, self._is_loading = EngineState.STARTING, True
         self._sleep.is_on = False
-        loaded = self._loaded = self._loop.create_future()
+        loaded = self._loop.create_future()
+        self._taking = config, loaded
         self.send(LoadModel(config))
         if not await loaded:
             raise Overloaded("The model cannot be loaded, as the log says; the one before is on its way.")
-        self._config = config
 
     def drain(self) -> None:
         """Take no more requests; what runs is finished. There is no way back but a new process."""
@@ -262,7 +266,7 @@ class EngineClient:
                         self.state = EngineState.ACTIVE
                     log.info("the engine is ready: %s", event)
                     self._is_loading = False
-                    self._end_loading(is_done=True)
+                    self._end_taking(is_done=True)
                     self._on_blocks((AllBlocksCleared(),))
                     self._recovery.resume()
                     self._sleep.begin_anew()
@@ -276,9 +280,15 @@ class EngineClient:
                 case Drained():
                     log.info("drained")
 
-    def _end_loading(self, *, is_done: bool) -> None:
-        loaded, self._loaded = self._loaded, None
-        if loaded is not None and not loaded.done():
+    def _end_taking(self, *, is_done: bool) -> None:
+        """Go by the model that the process has from now on. It is another instance: its counters begin anew."""
+        if self._taking is None:
+            return
+        (config, loaded), self._taking = self._taking, None
+        if is_done:
+            self._config, self.model_number = config, self.model_number + 1
+            self._opened, self._busy_before, self.load = self._clock(), 0.0, None
+        if not loaded.done():
             loaded.set_result(is_done)
 
     def _note_sleep(self, said: SleepAnswer) -> None:
@@ -313,7 +323,8 @@ class EngineClient:
         if self._is_closing or process is not self._process:
             return
         self._commands.put(None)
-        self._end_loading(is_done=False)
+        self._end_taking(is_done=False)
+        self._is_loading = True
         threading.Thread(target=process.stop, args=(STOP_WITHIN,), name="engine-reaper", daemon=True).start()
         self._hold_calls()
         self._deaths = [then for then in self._deaths if self._clock() - then < RESTART_WINDOW] + [self._clock()]

@@ -302,6 +302,42 @@ async def test_a_process_that_sleeps_takes_another_model_or_the_one_before_comes
     assert [each.checkpoint.model for each in engine.configs] == ["m", "m", "other"]
 
 
+async def test_a_process_that_starts_again_asleep_is_told_of_no_other_model() -> None:
+    """It has not heard of it, so that it is ready says nothing of another."""
+    engine = FakeEngine(lambda c: [(SleepAnswer(c.number),)] if isinstance(c, Sleep) else [])
+    async with running(engine) as client:
+        await client.sleep()
+        engine.is_ready = False
+        engine.process.die()
+        await until(lambda: client.restarts == 1)
+        taken = asyncio.create_task(client.load_model(engine_config(model="other")))
+        await until(lambda: len(engine.processes) == 2)
+        engine.process.say(READY)
+        with pytest.raises(Overloaded, match="does not sleep yet"):
+            await taken
+
+        assert client.state is EngineState.SLEEPING
+
+
+async def test_another_model_is_counted_from_its_own_beginning() -> None:
+    """It is another instance: what was booked of the one before is not booked again."""
+    engine, now = FakeEngine(lambda c: [(SleepAnswer(c.number),)] if isinstance(c, Sleep) else []), [0.0]
+    async with running(engine, clock=lambda: now[0]) as client:
+        engine.process.say(LoadReport(0, 0, 8, 8, 0.0, 0.0, 0.0, 0.0, gpu_busy_seconds=3.5))
+        await until(lambda: client.load is not None)
+        await client.sleep()
+        now[0] = 100.0
+        taken = asyncio.create_task(client.load_model(engine_config(model="other")))
+        await asyncio.to_thread(engine.process.wait_for, lambda c: isinstance(c, LoadModel))
+        before = client.uptime_seconds, client.busy_seconds
+        engine.process.say(READY)
+        await taken
+        now[0] = 103.0
+
+        assert before == (100.0, 3.5)
+        assert (client.uptime_seconds, client.busy_seconds) == (3.0, 0.0)
+
+
 async def test_all_who_ask_for_a_sleep_hear_that_there_is_none() -> None:
     """Also those whose command another took the place of; a process that is told twice leaves the engine as it is."""
     sent: list[Sleep | WakeUp] = []
