@@ -93,7 +93,8 @@ class CompletionAnswerWriter:
         """Return what a piece says as one chunk, if it says anything that was asked for."""
         choice = self.whole_choice(piece)
         self._begun.add(piece.index)
-        return [choice] if choice.text or choice.logprobs or choice.token_ids or choice.finish_reason else []
+        has_scores = choice.logprobs is not None and bool(choice.logprobs.tokens)
+        return [choice] if choice.text or has_scores or choice.token_ids or choice.finish_reason else []
 
     def whole_choice(self, piece: Piece) -> TextChoice:
         """Return what a reply is, or a piece of it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from gpu_backend.kernels.layout.upload import upload
 from gpu_backend.step.sampling_params import JSON_BLANKS, Grammar, GrammarKind
 
 MAX_GRAMMAR_BYTES = 256 * 1024
+MAX_EBNF = 8 * 1024  # characters: the library passes over all rules for each, the interpreter held, 0.4 s at worst
 KEPT = 256  # compiled grammars, the least recently used go first
 # What one mask may cost, in the library's own unit: some 2 ms. Schemas of every day stay far below; what does not is
 # refused or ends alone, because a step waits for the masks of all its rows.
@@ -40,6 +42,7 @@ SLOW_FIRST_MASK = 0.05  # the same, where nothing is known yet of the grammar's 
 TOO_SLOW = "its masks take too long to compute; make it simpler"
 MASK_THREADS = min(8, os.cpu_count() or 1)
 COMPILERS = 2  # threads; the library lets go of the interpreter while it compiles
+ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)")
 JSON_OPTIONS: Any = {"whitespace_flexible": True, "whitespace_pattern": JSON_BLANKS}
 
 
@@ -255,3 +258,24 @@ def _source(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
         case GrammarKind.LARK:
             return LLMatcher.grammar_from_lark(grammar.text)
+        case GrammarKind.EBNF:
+            return LLMatcher.grammar_from_lark(_lark_of(grammar.text))
+
+
+def _lark_of(ebnf: str) -> str:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    if len(ebnf) > MAX_EBNF:
+        raise BadGrammar(f"it has more than {MAX_EBNF} characters; write it in Lark, as guided_grammar")
+    try:
+        return gbnf_to_lark(ESCAPE.sub(_character, ebnf))
+    except RecursionError as error:
+        raise BadGrammar("its groups are nested too deeply") from error
+    except Exception as error:  # the library's have no class of their own
+        raise BadGrammar(_reason(str(error))) from error
+
+
+def _character(escape: re.Match[str]) -> str:
+    """Return the character of an escape by its number, which the library misreads."""
+    number = int(escape[1] or escape[2] or "0", 16)
+    return escape[0] if number == 0 else chr(number) if number >= 0x80 else f"\\x{number:02x}"

@@ -17,6 +17,7 @@ class GrammarKind(StrEnum):
     REGEX = "regex"  # a regular expression for the whole reply, in the syntax of Rust's regex crate
     CHOICE = "choice"  # a JSON list of texts, one of which is the reply
     LARK = "lark"  # rules in llguidance's dialect of Lark
+    EBNF = "ebnf"  # rules as llama.cpp and SGLang write them (GBNF), from ``root`` on
 
 
 @dataclass(frozen=True, slots=True)

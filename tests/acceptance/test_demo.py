@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -88,11 +89,14 @@ def test_the_demo_model_writes_what_a_schema_says(client: OpenAI) -> None:
 
     ticket = json.loads(ask(schema, frequency_penalty=0.5, logit_bias={"7": -5}).choices[0].message.content)
     chosen = ask(extra_body={"guided_choice": ["yes", "no"]}).choices[0].message.content
+    sglangs = {"regex": "[a-c]-[0-9]{2}", "ebnf": 'root ::= letter "-" [0-9]{2}\nletter ::= "a" | "b" | "c"'}
+    matched = [ask(extra_body={name: value}).choices[0].message.content for name, value in sglangs.items()]
     with pytest.raises(BadRequestError, match="nonsense") as caught:
         ask({"type": "nonsense"})
 
     assert (sorted(ticket), ticket["topic"] in ("quotas", "keys")) == (["topic", "urgent"], True)
     assert chosen in ("yes", "no")
+    assert [text for text in matched if not re.fullmatch(sglangs["regex"], text)] == []
     assert caught.value.param == "response_format"
 
 

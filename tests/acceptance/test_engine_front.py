@@ -187,6 +187,7 @@ def test_an_echoed_prompt_has_its_scores(client: OpenAI) -> None:
     for chunk in client.completions.create(**asked, max_tokens=3, stream=True):
         for choice in chunk.choices:
             streamed[choice.index] += choice.logprobs.token_logprobs if choice.logprobs else []
+            assert choice.text or choice.logprobs.tokens or choice.finish_reason, choice
 
     for index, choice in enumerate(with_reply):
         prompt = prompts[index // 2]

@@ -49,6 +49,8 @@ class Extensions(Struct, frozen=True, omit_defaults=True, kw_only=True):
     guided_choice: tuple[str, ...] | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     return_token_ids: bool = False
     return_gpu_seconds: bool = False
     resume_token_ids: tuple[int, ...] = ()

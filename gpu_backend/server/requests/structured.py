@@ -1,4 +1,5 @@
-# What a request says about the shape of its reply: OpenAI's response_format, and vLLM's fields of several ages.
+# What a request says about the shape of its reply: OpenAI's response_format, vLLM's fields of several ages, and
+# SGLang's.
 
 from __future__ import annotations
 
@@ -55,6 +56,9 @@ def _all_grammars(body: ChatRequest | CompletionRequest, extensions: Extensions)
     yield from _grammars(older, "guided_")
     if extensions.structured_outputs is not None:
         yield from _grammars(extensions.structured_outputs, "structured_outputs.")
+    yield from _grammars(StructuredOutputs(regex=extensions.regex), "")
+    if extensions.ebnf is not None:
+        yield Grammar(GrammarKind.EBNF, extensions.ebnf), "ebnf"
 
 
 def _grammars(asked: StructuredOutputs, prefix: str) -> Iterator[tuple[Grammar, str]]:

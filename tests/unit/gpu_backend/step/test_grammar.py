@@ -17,6 +17,7 @@ from gpu_backend.server.checkpoint.checkpoint import Checkpoint
 from gpu_backend.server.checkpoint.tool_calls import ToolStyle
 from gpu_backend.server.requests.tools import read_tools
 from gpu_backend.step.grammar import (
+    MAX_EBNF,
     MAX_GRAMMAR_BYTES,
     BadGrammar,
     Constraint,
@@ -89,6 +90,12 @@ def follows(compiler: GrammarCompiler, grammar: Grammar, text: str) -> bool:
         (Grammar(GrammarKind.CHOICE, json.dumps([f"{i}." for i in range(10_000)])), ["0.", "9999."], ["10000."]),
         (Grammar(GrammarKind.CHOICE, '["", "a", "ab"]'), ["", "a", "ab"], ["b", "abb"]),
         (Grammar(GrammarKind.LARK, 'start: "a"+ "b"?'), ["a", "aaab"], ["b", "abb"]),
+        (
+            Grammar(GrammarKind.EBNF, 'root ::= word "-" [0-9]{2}\nword ::= "x" | "y" word'),
+            ["x-12", "yyx-12"],
+            ["y-12"],
+        ),
+        (Grammar(GrammarKind.EBNF, r'root ::= "\u0041bc\u00e9\U0001F600" | "\\u0041"'), ["Abcé😀", r"\u0041"], ["䆼"]),
         (schema(MANY), ['{"p239": "x"}', '{"p0": "", "p1": "y"}'], ['{"p240": "x"}']),
     ],
 )
@@ -126,6 +133,10 @@ def test_json_has_no_run_of_blanks(compiler: GrammarCompiler, grammar: Grammar) 
         (Grammar(GrammarKind.LARK, 'start: start "a" | start'), "allows no text"),
         (Grammar(GrammarKind.LARK, "start: nowhere"), "nowhere"),
         (Grammar(GrammarKind.LARK, "start"), ""),
+        (Grammar(GrammarKind.EBNF, 'start ::= "a"'), "No 'root' rule found"),
+        (Grammar(GrammarKind.EBNF, "root ::= " + "(" * 3000), "nested too deeply"),
+        (Grammar(GrammarKind.EBNF, r'root ::= "\U00110000"'), ""),
+        (Grammar(GrammarKind.EBNF, 'root ::= "' + "x" * MAX_EBNF + '"'), "characters"),
         (Grammar(GrammarKind.CHOICE, json.dumps(["x" * MAX_GRAMMAR_BYTES])), "bytes"),
     ],
 )

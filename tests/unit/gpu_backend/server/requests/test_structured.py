@@ -42,6 +42,8 @@ def asked(**fields: Any) -> tuple[Grammar | None, str | None]:
         ({"guided_regex": "a+"}, Grammar(GrammarKind.REGEX, "a+"), "guided_regex"),
         ({"guided_choice": ["a", "é"]}, Grammar(GrammarKind.CHOICE, '["a", "é"]'), "guided_choice"),
         ({"guided_grammar": 'start: "a"'}, Grammar(GrammarKind.LARK, 'start: "a"'), "guided_grammar"),
+        ({"regex": "a+"}, Grammar(GrammarKind.REGEX, "a+"), "regex"),
+        ({"ebnf": 'root ::= "a"'}, Grammar(GrammarKind.EBNF, 'root ::= "a"'), "ebnf"),
         (
             {"response_format": {"type": "json_object"}},
             Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}'),
@@ -51,7 +53,7 @@ def asked(**fields: Any) -> tuple[Grammar | None, str | None]:
     ],
 )
 def test_every_way_to_ask_is_understood(fields: dict[str, Any], grammar: Grammar | None, field: str | None) -> None:
-    """OpenAI's field, Together's and vLLM's, schemas as objects or as texts."""
+    """OpenAI's field, Together's, vLLM's and SGLang's, schemas as objects or as texts."""
     assert asked(**fields) == (grammar, field)
 
 
@@ -61,6 +63,7 @@ def test_every_way_to_ask_is_understood(fields: dict[str, Any], grammar: Grammar
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, SCHEMA_FIELD),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
         ({"guided_choice": ["a"], "guided_regex": "a"}, "guided_choice"),
+        ({"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf"),
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_json": "[]"}, "guided_json"),
         ({"guided_json": '{"items":' * 20_000 + "{}" + "}" * 20_000}, "guided_json"),
