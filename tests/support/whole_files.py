@@ -8,6 +8,7 @@ import gc
 from typing import Any
 
 import pytest
+from _pytest.mark.expression import Expression
 
 LATE = "collects_late"  # in what a process is told at its start
 CHOOSING = ("keyword", "deselect", "lf", "failedfirst", "stepwise")  # options that choose tests by what was collected
@@ -54,7 +55,12 @@ def collects_late(config: pytest.Config) -> bool:
     """Whether processes are to be told so: files go to them whole, and nothing asks for some tests of one."""
     option = config.getoption
     is_of_files = option("dist") == "loadfile" and not any("::" in argument for argument in config.args)
-    return is_of_files and not any(option(name, None) for name in CHOOSING)
+    return is_of_files and takes_unmarked(option("markexpr")) and not any(option(name, None) for name in CHOOSING)
+
+
+def takes_unmarked(marks: str) -> bool:
+    """Whether ``-m`` leaves a test without marks, as a file is before it is collected."""
+    return not marks or Expression.compile(marks).evaluate(lambda name, /, **_: False)
 
 
 @pytest.hookimpl(optionalhook=True)

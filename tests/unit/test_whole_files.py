@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.whole_files import LATE, WholeFile, is_collected
+from tests.support.whole_files import LATE, WholeFile, is_collected, takes_unmarked
 
 
 def test_a_process_collects_the_files_that_it_runs(request: pytest.FixtureRequest) -> None:
@@ -17,3 +17,11 @@ def test_a_process_collects_the_files_that_it_runs(request: pytest.FixtureReques
 
     assert all(isinstance(item, WholeFile) for item in items)
     assert Path(__file__) in [item.path for item in items if is_collected(item)]
+
+
+@pytest.mark.parametrize(
+    ("marks", "takes"), [("", True), ("not soak and not gpu", True), ("soak", False), ("soak or not gpu", True)]
+)
+def test_a_mark_is_looked_for_among_tests(marks: str, takes: bool) -> None:
+    """A file that is not collected has none: by ``-m soak`` all were left out, and `make soak` ran nothing."""
+    assert takes_unmarked(marks) is takes
