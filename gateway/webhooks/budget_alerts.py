@@ -206,11 +206,12 @@ async def reached_budgets(connection: AsyncConnection, day: date, team_id: str |
     """Return the budgets of that team, or of all, whose thresholds were reached on ``day`` or in its month, as their
     events tell them: each once, the fullest first, at most as many as people read."""
     budget, row = PLACE[:-1], budget_alerts.c
-    threshold, used, cap = (func.max(row[name]).label(name) for name in ("threshold", "used", "cap"))
-    query = select(*budget, threshold, used, cap).where(_is_of(day)).group_by(*budget)
+    last = select(*PLACE, row.used, row.cap).distinct(*budget).where(_is_of(day))  # of a cap that was lowered, too
     if team_id is not None:
-        query = query.where(row.team_id == team_id)
-    rows = (await connection.execute(query.order_by(threshold.desc(), *budget).limit(MOST_TOLD))).mappings()
+        last = last.where(row.team_id == team_id)
+    found = last.order_by(*budget, row.threshold.desc()).subquery().c
+    query = select(*found).order_by(found.threshold.desc(), *(found[name] for name in NAMES[:-1])).limit(MOST_TOLD)
+    rows = (await connection.execute(query)).mappings()
     return [event_data(from_row(Reached, row, limit=LimitName(row["limit_name"]))) for row in rows]
 
 

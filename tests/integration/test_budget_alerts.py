@@ -21,7 +21,7 @@ from gateway.accounts.teams import create_team, update_team
 from gateway.outbox.store import list_callbacks
 from gateway.storage.audit_log import Act, list_acts
 from gateway.storage.database import Database
-from gateway.webhooks.budget_alerts import EVENT, LATE, BudgetAlerts
+from gateway.webhooks.budget_alerts import EVENT, LATE, BudgetAlerts, reached_budgets
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
 
@@ -242,6 +242,23 @@ async def test_a_raised_cap_can_be_reached_again(books: Books) -> None:
 
     assert looks == [[80], [], [], [80], []]
     assert [event["cap"] for event in await books.events()] == [Decimal(10), Decimal(20)]
+
+
+async def test_what_is_reached_is_told_of_the_cap_that_it_reached(books: Books, database: Database) -> None:
+    """Where a cap was lowered, its last threshold is not told with the cap before it; of one team or of all."""
+    await books.team(TEN_DOLLARS)
+    await books.team(TEN_DOLLARS, team_id="other")
+    await books.spend("8.5")
+    await books.spend("9", team_id="other")
+    await books.look()
+    await books.limit(LimitsInput(usd_per_day=Decimal(5)))
+    await books.look()
+    async with database.begin() as connection:
+        (told,) = await reached_budgets(connection, books.clock.today(), "search")
+        every = await reached_budgets(connection, books.clock.today(), None)
+
+    assert (told["threshold"], told["used_usd"], told["cap"]) == (100, Decimal("8.5"), Decimal(5))
+    assert [(one["team_id"], one["threshold"]) for one in every] == [("search", 100), ("other", 80)]
 
 
 async def test_corrections_count(books: Books) -> None:
