@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gateway.batch.intake import Intake
-from gateway.batch.shapes import LARGEST_FILE, OPEN
+from gateway.batch.shapes import LARGEST_FILE, LONGEST_LINE, OPEN
 from gateway.commands.command_line import read_settings
 from gateway.commands.local_batches import LocalBatches
 from gateway.dialects.chat import ENDPOINT as CHAT
@@ -29,7 +29,7 @@ from gateway.terminal.remote_gateway import remote_gateway
 
 POLL = 0.5  # seconds between looks at a batch
 FIRST_FAILURES = 5  # that are shown at the end of a wait,
-LONGEST_LINE = 300  # characters of each
+LONGEST_SHOWN = 300  # characters of each
 NOT_COMPLETED, SOME_FAILED = 1, 2  # exit statuses of a wait
 SHOWN = ("status", "total", "completed", "failed", "cost_usd", "estimated_completion", "expires_at")
 LISTED = ("batch_id", "team_id", "created_at", "status", "model", "total", "completed", "failed", "cost_usd")
@@ -155,7 +155,10 @@ def _faults_of(file: Path, endpoint: str) -> list[View]:
         for line in lines:
             if intake.is_full:
                 break
-            intake.line(line)
+            if len(line) > LONGEST_LINE + 1:
+                intake.too_long()
+            else:
+                intake.line(line)
     intake.end()
     return [asdict(fault) for fault in intake.faults]
 
@@ -196,5 +199,5 @@ def _failure(line: dict[str, Any]) -> str:
     answered = line["response"]
     error = answered["body"]["error"] if answered else line["error"]
     status = f"{answered['status_code']} " if answered else ""
-    words = f"{line['custom_id']}: {status}{error.get('code') or error['type']}: {error['message']}"[:LONGEST_LINE]
+    words = f"{line['custom_id']}: {status}{error.get('code') or error['type']}: {error['message']}"[:LONGEST_SHOWN]
     return printable(words)  # they may be an upstream's

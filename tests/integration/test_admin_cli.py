@@ -340,10 +340,20 @@ def test_a_command_line_that_makes_no_sense_exits_2(words: tuple[str, ...], says
 
 @pytest.mark.parametrize(
     ("lines", "says"),
-    [("", "The batch has no request."), ("{}\n\nno", "line 3: This line is not valid JSON")],
+    [
+        ("", "The batch has no request."),
+        ("{}\n\nno", "line 3: This line is not valid JSON"),
+        (
+            '\n{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "small"}}',
+            "line 2: This line is longer",
+        ),
+    ],
 )
-def test_a_batch_with_a_faulty_line_is_not_submitted(lines: str, says: str, tmp_path: Path) -> None:
+def test_a_batch_with_a_faulty_line_is_not_submitted(
+    lines: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each fault is told by its line, and nothing is stored."""
+    monkeypatch.setattr("gateway.commands.batch.LONGEST_LINE", 50)
     (tmp_path / "in.jsonl").write_text(lines)
 
     refused = tollgate("batch", "submit", str(tmp_path / "in.jsonl"), "--team", "nobody", exits=1)
