@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -26,6 +28,7 @@ READ_AT_ONCE = 4 * 1024 * 1024  # bytes of chats in JSON that a list has in hand
 MOST_READS = 50  # of a list that looks for few among many, each of at most 200 chats,
 MOST_IN_VAIN = 1_000  # and of one that has found none
 PAUSE = 0.02  # seconds, where its team has used up what it may ask of what is stored
+MOST_WAITING = 4  # lists of a team that do so at once
 MOST_TOLD = 16 * 1024 * 1024  # bytes of a page: it ends before it has as many as were asked for
 
 log = structlog.get_logger(__name__)
@@ -40,6 +43,7 @@ class ChatStore:
 
     def __init__(self, responses: ResponseStore) -> None:
         self._responses = responses
+        self._waiting: Counter[str] = Counter()  # lists, by their team
 
     async def find(self, team_id: str, chat_id: str) -> StoredChat:
         """Return a chat of a team's. Raises NotFound, StoredResponseUnreadable."""
@@ -72,8 +76,8 @@ class ChatStore:
         is_rising: bool,
     ) -> tuple[dict[str, StoredChat], bool]:
         """Return the chats that a list ``takes``, by their ids, the oldest first or the latest, and whether there are
-        more; ``note`` is told of each read, and those after the first wait until it lets them. Raises BadRequest,
-        StoredResponseUnreadable, and what ``note`` does of the first."""
+        more; ``note`` is told of each read, and after the first a few lists of a team wait until it lets them. Raises
+        BadRequest, StoredResponseUnreadable, and what ``note`` does."""
         place: Any = None
         if after is not None:
             rows = await self._responses.rows(FIND, team_id, id=after) if can_be_id(after) else []
@@ -85,7 +89,7 @@ class ChatStore:
         for read in range(MOST_IN_VAIN):
             if found and read >= MOST_READS:
                 return found, True
-            await _turn(note, is_first=not read)
+            await self._turn(team_id, note, is_first=not read)
             values = {"at": place and place.created_at, "id": place and place.id, "most": READ_AT_ONCE}
             if not (rows := await self._responses.rows(statement, team_id, **values)):
                 return found, False
@@ -101,6 +105,25 @@ class ChatStore:
             raise BadRequest(f"{words}. Go on with after={place.id}.", param="after")
         return found, True
 
+    async def _turn(self, team_id: str, note: Callable[[], object], *, is_first: bool) -> None:
+        try:
+            note()
+            return
+        except RateLimited:  # however many lists a team asks for, few of them have pages in memory and look at clocks
+            if is_first or self._waiting[team_id] >= MOST_WAITING:
+                raise
+        self._waiting[team_id] += 1
+        try:
+            while True:
+                await asyncio.sleep(PAUSE)
+                with suppress(RateLimited):
+                    note()
+                    return
+        finally:
+            self._waiting[team_id] -= 1
+            if not self._waiting[team_id]:
+                del self._waiting[team_id]
+
     def _fitting(
         self, team_id: str, rows: list[Any], takes: Callable[[StoredChat], bool]
     ) -> list[tuple[Any, StoredChat]]:
@@ -114,18 +137,6 @@ class ChatStore:
             log.error("stored_chat_unreadable", team_id=team_id, chat_id=row.id, error=repr(exc))
             words = f"The stored chat completion '{row.id}' cannot be read any more. Delete it."
             raise StoredResponseUnreadable(words) from exc
-
-
-async def _turn(note: Callable[[], object], *, is_first: bool) -> None:
-    while True:
-        try:
-            note()
-        except RateLimited:
-            if is_first:
-                raise
-            await asyncio.sleep(PAUSE)
-        else:
-            return
 
 
 def model_of(chat: StoredChat) -> str:

@@ -123,20 +123,24 @@ def test_chats_are_listed_changed_and_deleted(
 
 
 def test_what_was_said_is_for_keys_that_may_say_it(house: House, openai: OpenAI) -> None:
-    """A key bound to other endpoints reads and changes no stored chat, response or conversation of its team."""
+    """A key bound to other endpoints reads and changes no stored chat, response, conversation, file or batch of its
+    team."""
     chat_id, _ = ask(openai, store=True)
     chat = f"/v1/chat/completions/{chat_id}"
     said = ["/v1/responses/resp_x", "/v1/responses/resp_x/input_items", "/v1/conversations/conv_x"]
+    said += ["/v1/files", "/v1/files/file_x/content", "/v1/batches", "/v1/batch/batch_x/results"]
     with house.client(house.admin_key) as admin:
         new = {"team_id": house.team_id, "allowed_endpoints": ["realtime"]}
         bound = admin.post("/admin/keys", json=new).raise_for_status().json()
         with house.client(bound["key"]) as page:
             read = [page.get(path) for path in ("/v1/chat/completions", chat, f"{chat}/messages", *said)]
             changed = [page.post(chat, json={"metadata": {}}), page.delete(chat), page.delete(said[0])]
+            changed += [page.delete("/v1/files/file_x"), page.post("/v1/batches/batch_x/cancel")]
             changed.append(page.post("/v1/conversations", json={}))
             admin.patch(f"/admin/keys/{bound['key_id']}", json={"allowed_endpoints": ["chat.completions"]})
             until(lambda: page.get(chat).status_code == 200)
             still = page.get(said[0])
+            assert page.get("/v1/files").status_code == page.get("/v1/batches").status_code == 200
 
     told = {(answer.status_code, answer.json()["error"]["code"]) for answer in (*read, *changed, still)}
     assert told == {(403, "endpoint_not_allowed")}
