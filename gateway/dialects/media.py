@@ -11,9 +11,9 @@ from msgspec import Raw
 
 from billing.core.money import to_text
 from gateway.dialects.checks import check_tags, require, require_between, require_short
-from gateway.dialects.endpoint import ApiEndpoint, ReplyFacts, WholeWriter
+from gateway.dialects.endpoint import ApiEndpoint, Asked, ReplyFacts, WholeWriter
 from protocol.completions import CompletionRequest
-from protocol.errors import ServiceError
+from protocol.errors import ServiceError, UnsupportedParameter
 from protocol.events import Delta, Event, UsageReport
 from protocol.inference import WholeReply
 from protocol.media.audio import (
@@ -37,6 +37,7 @@ from protocol.sse import encode_event
 from protocol.usage import Usage
 
 LONGEST_PROMPT = 32_000  # characters, as OpenAI has it
+ELSEWHERE = frozenset({"image", "images", "url", "urls", "image_url", "image_urls"})
 LONGEST_TEXT = 4_096  # characters of what is said, as OpenAI has it, and of how
 MEDIA_TYPES = {
     "mp3": "audio/mpeg",
@@ -71,6 +72,16 @@ def check_edit(request: ImageEditRequest) -> None:
             sizes = " × ".join(map(str, drawn.pixels)), " × ".join(map(str, first))
             words = f"'{name}' is {sizes[0]} pixels large: it must be as large as the first picture, {sizes[1]}."
             require(sorted(drawn.pixels) == sorted(first), name, words)
+
+
+def asked_edit(request: ImageEditRequest, extra: dict[str, Any]) -> Asked:
+    """Return what an edit asks. Raises UnsupportedParameter for pictures in fields that engines have beside OpenAI's:
+    nothing would be held for these, and their addresses are not looked at."""
+    for name in ELSEWHERE & extra.keys():
+        if extra[name] is not None:
+            words = f"'{name}' brings no pictures here. Send them in 'image' of a form, or in 'images' of JSON."
+            raise UnsupportedParameter(words, param=name)
+    return Asked(request, extra)
 
 
 class ImageWriter(WholeWriter):
@@ -146,6 +157,7 @@ EDITS = ApiEndpoint(
     "`images` and `mask` as `image_url`, is taken in the form's place.",
     body_type=ImageEditRequest,
     check=check_edit,
+    translate=asked_edit,
     writer=ImageWriter,
     files={"image": MOST_EDITED, "mask": 1, "markup": 1},
     takes_json=True,

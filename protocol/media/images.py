@@ -84,6 +84,7 @@ class ImageEditBody(ImageRequest, frozen=True, kw_only=True):
 
     images: tuple[PictureRef, ...]
     mask: PictureRef | None = None
+    markup: PictureRef | None = None
     input_fidelity: Literal["high", "low"] | None = None
 
 

@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from openai import APIError, APIStatusError, BadRequestError, OpenAI, RateLimitError
 
 from gateway.accounts.schemas import SafetyInput
@@ -274,6 +275,11 @@ def test_what_may_not_go_out_is_not_edited(house: House, upstream: ScriptedUpstr
         answer = client.post(EDITS, data=fields, files={"image": ("a.png", PNG)})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "content_policy_violation")
         upstream.forget()
+        upstream.script(replace(blocked, status=200, fault=Fault.ERROR_FIRST), model="gpt-image-2")
+        told = client.post(EDITS, data=fields | {"stream": "true"}, files={"image": ("a.png", PNG)})
+        assert (told.status_code, told.json()["error"]["code"]) == (400, "content_policy_violation")
+        assert len(upstream.requests) == 1
+        upstream.forget()
         assert client.post(EDITS, data=fields, files={"image": ("a.png", PNG)}).status_code == 200
 
 
@@ -295,6 +301,11 @@ def test_an_edit_in_json_is_the_same_edit(house: House, upstream: ScriptedUpstre
         assert row["units"] == {"images": 2, "image_input_tokens": 388}
         assert 2 * SEEN * 8_000 <= row["held_nanousd"] - 2 * 1024 * 30_000 < 4 * (SEEN + 100) * 8_000
 
+        answer = client.post(EDITS, json={**body, "images": images[:1], "markup": images[0]})
+        sent = upstream.requests[-1].body
+        assert sent["markup"]["sha256"] == sent["image"]["sha256"]
+        assert house.record_of(answer)["held_nanousd"] >= 2 * SEEN * 8_000
+
         images.append({"image_url": "https://93.184.215.14/gate.png"})
         answer = client.post(EDITS, json={**body, "images": images, "mask": images[0]})
         assert upstream.requests[-1].body == {**body, "model": "gpt-image-2", "images": images, "mask": images[0]}
@@ -310,6 +321,7 @@ def test_an_edit_in_json_is_the_same_edit(house: House, upstream: ScriptedUpstre
         ([{"image_url": "http://93.184.215.14/a"}], "images[0].image_url", "a data URL of a picture"),
         ([{"image_url": "https://127.0.0.1/a"}], "images", "public https URL"),
         ([{"image_url": "data:image/png;base64,!!!!"}], "images[0].image_url", "a data URL of a picture"),
+        ([{"image_url": "data:image/png;base64,é"}], "images[0].image_url", "a data URL of a picture"),
         ([{"image_url": "data:image/gif;base64,R0lGODlhAAAA"}], "images[0]", "no PNG, JPEG or WebP"),
     ],
 )
@@ -322,6 +334,21 @@ def test_a_wrong_edit_in_json_is_told_what_would_be_right(
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert words in answer.json()["error"]["message"] and upstream.requests == []
+
+
+@pytest.mark.parametrize("name", ["image", "url", "image_url"])
+def test_pictures_come_in_their_fields_alone(house: House, upstream: ScriptedUpstream, name: str) -> None:
+    """Elsewhere, an upstream would fetch what was not looked at, and nothing is held for it."""
+    fields = {"model": "painter", "prompt": "A toll gate"}
+    image = {"image_url": f"data:image/png;base64,{base64.b64encode(PNG).decode()}"}
+    where = "https://169.254.169.254/latest"
+    with house.client() as client:
+        answers = [client.post(EDITS, json={**fields, "images": [image], name: where})]
+        if name != "image":
+            answers.append(client.post(EDITS, data={**fields, f"{name}[]": where}, files={"image": ("a.png", PNG)}))
+
+    assert {(each.status_code, each.json()["error"]["param"]) for each in answers} == {(400, name)}
+    assert upstream.requests == []
 
 
 def test_an_edit_is_priced_by_the_piece(house: House, openai: OpenAI, upstream: ScriptedUpstream) -> None:

@@ -300,8 +300,10 @@ def streamed_pictures(request: dict[str, Any], answer: dict[str, Any], script: S
         {"type": f"{kind}.partial_image", "b64_json": f"AAA{place}", "partial_image_index": place, **told}
         for place in range(partial)
     ]
-    if script.fault is Fault.ERROR_FRAME:
-        events.append({"type": "error", "error": {"message": "No more paint."}})
+    if script.fault in (Fault.ERROR_FRAME, Fault.ERROR_FIRST):
+        said = {"type": script.type, "code": script.code, "message": script.message, "param": None}
+        place = 0 if script.fault is Fault.ERROR_FIRST else partial
+        events.insert(place, {"type": "error", "error": said, "sequence_number": place})
     if usage := answer["usage"]:
         usage |= {name: usage[name] + 100 * partial for name in ("output_tokens", "total_tokens")}
     whole = {"type": f"{kind}.completed", "b64_json": answer["data"][0]["b64_json"], **told, "usage": usage}

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
@@ -16,6 +15,7 @@ from litestar import post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 from msgspec import Meta
+from msgspec.structs import replace
 from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
 
 from gateway.accounts.guards import team_guard
@@ -198,11 +198,12 @@ class Body:
         if not 0 < len(said.images) <= MOST_EDITED:
             raise invalid_value("images", f"must hold 1 to {MOST_EDITED} pictures")
         pictures = [self._picture(ref, f"images[{place}]") for place, ref in enumerate(said.images)]
-        mask = None if said.mask is None else self._picture(said.mask, "mask")
-        told = msgspec.structs.asdict(said) | {"mask": mask}
+        drawn = {name: getattr(said, name) for name in ("mask", "markup")}
+        drawn = {name: None if ref is None else self._picture(ref, name) for name, ref in drawn.items()}
+        told = msgspec.structs.asdict(said) | drawn
         edit = ImageEditRequest(**{name: told[name] for name in told if name != "images"}, image=tuple(pictures))
         endpoint.check(edit)
-        return Asked(edit, extra, unread=unread)
+        return replace(endpoint.translate(edit, extra), unread=unread)
 
     def _picture(self, ref: PictureRef, field: str) -> PictureFile:
         if ref.file_id is not None or ref.image_url is None:
@@ -217,7 +218,7 @@ class Body:
         file = File()
         try:
             file.add(base64.b64decode(data, validate=True) if found and head.startswith("data:image/") else b"")
-        except binascii.Error:
+        except ValueError:  # a sign that is not of base64, or not of ASCII
             file = File()
         if not file.data:
             raise invalid_value(f"{field}.image_url", "must be a data URL of a picture in base64, or an https address")

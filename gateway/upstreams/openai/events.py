@@ -63,7 +63,7 @@ class OpenAIEvents(SseEvents):
         except NOT_JSON as exc:
             raise UpstreamError("The upstream sent a chunk that is not JSON.", outcome="malformed") from exc
         if present(chunk.error) is not None:
-            raise _reported(read_error_fields(data))
+            raise reported(read_error_fields(data))
         if chunk.choices and not self._reply:  # Azure's first chunk is of its filter, and without an id
             self._reply = told_apart(chunk.id, chunk.created)
         for choice in chunk.choices or ():
@@ -120,9 +120,10 @@ class OpenAIEvents(SseEvents):
 
 # Faults of the gateway's own that OpenAI has under the type of a request's: their words are of its key or catalogue.
 OURS = frozenset({"account_deactivated", "invalid_api_key", "invalid_organization", "model_not_found"})
+OF_REQUESTS = frozenset({"invalid_request_error", "image_generation_user_error"})
 
 
-def _reported(error: Mapping[str, Any]) -> UpstreamFailure:
+def reported(error: Mapping[str, Any]) -> UpstreamFailure:
     """Return what an error inside a stream means. A fault of the request says nothing of the upstream's health."""
     if (filtered := read_filtered(error)) is not None:
         return filtered
@@ -131,7 +132,7 @@ def _reported(error: Mapping[str, Any]) -> UpstreamFailure:
         return UpstreamTimeout("The upstream took longer than the call may.", outcome="deadline")
     said = str(error.get("code"))
     is_ours = said in OURS or said.isdecimal()
-    if said == "400" or (error.get("type") == "invalid_request_error" and not is_ours):  # vLLM's way, and OpenAI's
+    if said == "400" or (error.get("type") in OF_REQUESTS and not is_ours):  # vLLM's way, and OpenAI's
         return usual_failure(400, {}, error["message"], code=code, param=param)
     return UpstreamError("The upstream reported an error.", outcome="error_frame")
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw, Struct
 
+from gateway.upstreams.openai.events import reported
 from gateway.upstreams.openai.parts import present
 from gateway.upstreams.openai.replies import ImageUsage, TranscriptionUsage
 from gateway.upstreams.wire.errors import UpstreamError
-from gateway.upstreams.wire.reading import NOTHING, SseEvents, decoded, read_usage
+from gateway.upstreams.wire.reading import NOTHING, SseEvents, decoded, read_error_fields, read_usage
 from protocol.chat import FinishReason
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.media.images import StreamedPicture
@@ -30,7 +31,7 @@ class TranscriptionEvents(SseEvents):
     def _read_event(self, data: bytes, events: list[Event]) -> None:
         said = decoded(data, _event_decoder, "The upstream sent an event that is not JSON.")
         if said.type == "error" or present(said.error) is not None:
-            raise UpstreamError("The upstream reported an error.", outcome="error_frame")
+            raise reported(read_error_fields(data))
         if said.type == "transcript.text.delta":
             self._has_words = True
             events.append(Delta(text=said.delta, logprobs=present(said.logprobs)))
@@ -65,7 +66,7 @@ class PictureEvents(SseEvents):
     def _read_event(self, data: bytes, events: list[Event]) -> None:
         said = decoded(data, _picture_decoder, "The upstream sent an event that is not JSON.")
         if said.type == "error" or present(said.error) is not None:
-            raise UpstreamError("The upstream reported an error.", outcome="error_frame")
+            raise reported(read_error_fields(data))
         is_whole = said.type.endswith(".completed")
         if not (is_whole or said.type.endswith(".partial_image")):
             return
