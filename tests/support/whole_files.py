@@ -33,9 +33,11 @@ class WholeFile(pytest.Item):
         file, session = self.parent, self.session
         assert isinstance(file, pytest.Module)
         file.stash[_IS_OPEN] = True
-        gc.disable()  # what is imported stays
+        gc.collect()  # what the file before left behind
+        gc.disable()
         items = list(session.genitems(file))
         self.config.hook.pytest_collection_modifyitems(session=session, config=self.config, items=items)
+        gc.freeze()  # what is imported stays: from here on look at what tests leave behind alone
         gc.enable()
         for item, following in zip(items, [*items[1:], nextitem], strict=False):
             self._running = item

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ def test_a_process_collects_the_files_that_it_runs(request: pytest.FixtureReques
 
     assert all(isinstance(item, WholeFile) for item in items)
     assert Path(__file__) in [item.path for item in items if is_collected(item)]
+    assert all(each is not globals() for each in gc.get_objects())  # the garbage collector leaves out what is imported
 
 
 @pytest.mark.parametrize(
