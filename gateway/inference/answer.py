@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -154,7 +153,11 @@ class Inference(Struct, eq=False):
             account = await self.admission.admit_free(call)
         log = AttemptLog(turn.waited, call.without_room.values())
         lost = Status.SUPERSEDED if call.is_batch_item else Status.FAILED  # should this process die
-        enter = partial(account.enter, call, turn.route, lost)
+
+        def enter() -> None:
+            account.enter(call, turn.route, lost)
+            client.note_admitted()
+
         context = self.dispatcher.begin(call, turn.route, log, account.prompt, enter)
 
         def send() -> Awaitable[Answering]:
@@ -165,7 +168,6 @@ class Inference(Struct, eq=False):
             return self.dispatcher.try_targets(context, turn.slot)
 
         try:
-            client.note_admitted()
             answering = await (send() if check is None else check.send_and_judge(send))
         except BaseException as exc:
             self._close_unanswered(context, account, check, client, exc)

@@ -145,7 +145,12 @@ class Hedger(Struct, eq=False):
                 self._admission.settle(own)
             return None
         context.log.is_hedged = True
-        enter = partial(own.enter, call, both, Status.FAILED)
+        enter_beside = partial(own.enter, call, both, Status.FAILED)
+
+        def enter() -> None:
+            context.enter()  # the first may still wait for leave to ask, and what answers here is the call's answer
+            enter_beside()
+
         alone = replace(context, route=replace(route, targets=(target,)), log=AttemptLog(), enter=enter)
         answer = asyncio.ensure_future(self._dispatcher.try_beside(alone))
         return Second(replace(alone, call=call, route=both), alone.log, own, answer)

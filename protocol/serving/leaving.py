@@ -19,7 +19,7 @@ class Client:
     has_left: bool = False
 
     def note_admitted(self) -> None:
-        """Its call may run: what it may cost is held."""
+        """Its call runs: what it may cost is held, and the journal has it."""
 
 
 class ended_when_client_leaves:  # noqa: N801: it reads as what it does; a generator would cost a call 1 % of its CPU

@@ -16,6 +16,8 @@ import pytest
 from msgspec.structs import replace
 from openai import OpenAI
 
+from billing.core.errors import JournalFull
+from billing.journal.journal import Journal
 from gateway.accounts.schemas import LimitsInput
 from gateway.stored_responses import background
 from gateway.stored_responses.background_store import BackgroundStore, Heard
@@ -170,8 +172,10 @@ def test_its_caller_ends_it_and_pays_what_was_used(
     until(lambda: upstream.requests[-1].closed_at)
 
 
-def test_what_refuses_a_call_at_once_is_an_error(house: House, client: httpx.Client) -> None:
-    """As without a background: nothing is stored, and nothing owed."""
+def test_what_refuses_a_call_at_once_is_an_error(
+    house: House, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without a background: nothing is stored, and nothing owed; a journal without room is told last."""
     before = sql(house, "SELECT count(*) FROM stored_responses")
     poor = asyncio.run(make_team(house.settings, f"team_{uuid.uuid4().hex}", LimitsInput(tokens_per_day=1)))
     refused = [
@@ -181,7 +185,13 @@ def test_what_refuses_a_call_at_once_is_an_error(house: House, client: httpx.Cli
         httpx.post(house.url + URL, json=ASK, headers={"authorization": f"Bearer {poor}"}),
     ]
 
-    assert [answer.status_code for answer in refused] == [404, 400, 400, 429]
+    def full(*_: object) -> None:
+        raise JournalFull("This gateway has no room left.")
+
+    monkeypatch.setattr(Journal, "opened", full)
+    refused.append(client.post(URL, json=ASK))
+
+    assert [answer.status_code for answer in refused] == [404, 400, 400, 429, 503]
     assert refused[1].json()["error"]["param"] == "background"
     assert sql(house, "SELECT count(*) FROM stored_responses") == before
 

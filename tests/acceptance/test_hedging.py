@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from decimal import Decimal
@@ -13,7 +14,8 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.core.settings import HedgeSettings, ProviderSettings
-from router.catalog.targets import Endpoint
+from gateway.upstreams.resilience.breakers import Breakers, Permit
+from router.catalog.targets import Endpoint, Target
 from tests.support.audits import lasting_differences
 from tests.support.house import NEVER_OPENS, ONCE, House, model, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -113,6 +115,28 @@ def test_the_next_target_answers_where_the_first_is_slow(
     assert lost["input_tokens"] > 0 and lost["route_reason"] == "hedge" and float(lost["cost_usd"]) > 0
     assert [new - old for new, old in zip(after[:-1], before[:-1], strict=True)] == [1, 1, 1]
     assert after[-1] - before[-1] == Decimal(row["cost_usd_exact"]) + Decimal(lost["cost_usd_exact"])
+
+
+def test_a_second_that_answers_while_the_first_waits_for_leave_is_booked(
+    hedging: House, upstreams: tuple[ScriptedUpstream, ScriptedUpstream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its target's breaker is half open, and whether it may be probed is asked of a Redis that is slow: the call is in
+    the journal all the same before the second upstream hears of it."""
+    enter = Breakers.enter
+
+    async def slow(breakers: Breakers, target: Target, tokens: int | None = None) -> Permit:
+        if target.model.name == "small":
+            await asyncio.sleep(2)
+        return await enter(breakers, target, tokens)
+
+    monkeypatch.setattr(Breakers, "enter", slow)
+    before = counted(hedging)
+    answer, row = ask(hedging)
+    after = counted(hedging)
+
+    assert answer.status_code == 200 and upstreams[0].requests == []
+    assert (row["model_used"], row["status"], attempts(row)) == ("wide", "answered", [("other", "ok")])
+    assert after[-1] - before[-1] == Decimal(row["cost_usd_exact"]) > 0
 
 
 def test_a_first_token_in_time_asks_nobody_else(
