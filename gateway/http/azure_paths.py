@@ -9,11 +9,13 @@ from gateway.dialects.table import ENDPOINTS
 
 ROOT = "/openai/"
 _DEPLOYMENTS = "deployments/"
+_VERSION = b"api-version="
 
 
 def at_v1(scope: dict[str, Any]) -> dict[str, Any]:
-    """Return the scope of a request below ``ROOT`` as the same request at /v1, with the deployment that its path names
-    in ``scope["state"]["deployment"]``. A path that names none of an inference endpoint's stays as it is."""
+    """Return the scope of a request below ``ROOT`` as the same request at /v1, without the version of Azure's API, with
+    the deployment that its path names in ``scope["state"]["deployment"]``. A path that names none of an inference
+    endpoint's stays as it is."""
     asked = scope["path"].removeprefix(ROOT)
     if not asked.startswith(_DEPLOYMENTS):
         return _moved(scope, "/v1/" + asked.removeprefix("v1/"))
@@ -26,4 +28,5 @@ def at_v1(scope: dict[str, Any]) -> dict[str, Any]:
 
 
 def _moved(scope: dict[str, Any], path: str) -> dict[str, Any]:
-    return {**scope, "path": path, "raw_path": path.encode()}
+    query = b"&".join(part for part in scope["query_string"].split(b"&") if not part.startswith(_VERSION))
+    return {**scope, "path": path, "raw_path": path.encode(), "query_string": query}

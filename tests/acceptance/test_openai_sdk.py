@@ -180,6 +180,11 @@ def test_azures_client_reaches_the_model_that_its_deployment_names(house: House)
         fixed = azure.copy(base_url=f"{house.url}/openai/deployments/small")
         other = fixed.chat.completions.create(model="gpt-4o", messages=ASK)
         models = [model.id for model in azure.models.list()]
+        lists: list[Any] = [
+            azure.files.list(limit=1),
+            azure.batches.list(limit=1),
+            azure.chat.completions.list(limit=1),
+        ]
         with pytest.raises(NotFoundError, match="The model 'none/such' does not exist"):
             azure.chat.completions.create(model="none/such", messages=ASK)
     with OpenAI(base_url=house.url + "/openai/v1", api_key=house.team_key) as newer:
@@ -189,7 +194,7 @@ def test_azures_client_reaches_the_model_that_its_deployment_names(house: House)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert reply.choices[0].message.content and other.choices[0].message.content and newest.output_text and text
     assert house.record_of(raw.http_response)["model_used"] == "small" and other.model_dump()["model_used"] == "small"
-    assert "small" in models
+    assert "small" in models and all(isinstance(each.data, list) for each in lists)
 
 
 def test_a_deployment_in_the_path_takes_a_body_without_a_model(house: House) -> None:
