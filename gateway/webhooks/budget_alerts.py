@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 from msgspec import Struct
 from sqlalchemy import ColumnElement, delete, func, select, text, tuple_, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import distinct_on, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.holds import LimitName, Limits
@@ -206,7 +206,7 @@ async def reached_budgets(connection: AsyncConnection, day: date, team_id: str |
     """Return the budgets of that team, or of all, whose thresholds were reached on ``day`` or in its month, as their
     events tell them: each once, the fullest first, at most as many as people read."""
     budget, row = PLACE[:-1], budget_alerts.c
-    last = select(*PLACE, row.used, row.cap).distinct(*budget).where(_is_of(day))  # of a cap that was lowered, too
+    last = select(*PLACE, row.used, row.cap).ext(distinct_on(*budget)).where(_is_of(day))  # a cap may be lowered
     if team_id is not None:
         last = last.where(row.team_id == team_id)
     found = last.order_by(*budget, row.threshold.desc()).subquery().c

@@ -136,6 +136,7 @@ def test_what_was_said_is_for_keys_that_may_say_it(house: House, openai: OpenAI)
             read = [page.get(path) for path in ("/v1/chat/completions", chat, f"{chat}/messages", *said)]
             changed = [page.post(chat, json={"metadata": {}}), page.delete(chat), page.delete(said[0])]
             changed += [page.delete("/v1/files/file_x"), page.post("/v1/batches/batch_x/cancel")]
+            changed.append(page.post("/v1/files", data={"purpose": "batch"}, files={"file": ("a.jsonl", b"{}")}))
             changed.append(page.post("/v1/conversations", json={}))
             admin.patch(f"/admin/keys/{bound['key_id']}", json={"allowed_endpoints": ["chat.completions"]})
             until(lambda: page.get(chat).status_code == 200)

@@ -22,7 +22,6 @@ from gateway.http.exchange import (
     LONGEST_PAGE,
     AnyRequest,
     answer,
-    caller_of,
     openai_page,
     part_of,
     read_order,
@@ -57,7 +56,7 @@ async def post_file(request: AnyRequest) -> Response[bytes]:
     settings = edition_of(request).settings
     file = await receive_file(
         part_of(request, Database),
-        caller_of(request).team.id,
+        counted_team(request),
         request.headers.get("content-type", ""),
         request.stream(),
         settings.retention.batch_files,
