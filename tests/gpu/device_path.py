@@ -155,6 +155,15 @@ def latent_vectors(setting: Setting) -> str:
     return f"{card.replays} replays, {card.launches['attend_latent_kernel']} launches of attention beside them"
 
 
+def states(setting: Setting) -> str:
+    """Linear attention: decodes in graphs, each from its own state, also where a graph begins it."""
+    seed = 2 * setting.dice.getrandbits(30)
+    shape = TinyModel("Qwen3_5ForCausalLM", num_layers=2, intermediate_size=128, seed=seed)
+    card, _ = _compare(setting, [_ask(1, 7, temperature=0.9), _ask(4, 7, given=1)], shape=shape)
+    require(card.replays > 4, f"only {card.replays} replays")
+    return f"{card.replays} replays, {card.launches['delta_step_kernel']} launches of the delta rule beside them"
+
+
 def adapters(setting: Setting) -> str:
     """Replies with any adapter or none go through one graph, and those of none alone through one without them."""
     shape = TinyModel("Qwen3ForCausalLM", num_layers=1, intermediate_size=128, seed=setting.dice.getrandbits(31))
@@ -290,5 +299,6 @@ CHECKS = (
     Check("device path: adapters", adapters, FLOAT32, long=FLOAT32),
     Check("device path: experts", experts, FLOAT32, long=FLOAT32),
     Check("device path: latent vectors", latent_vectors, FLOAT32, long=FLOAT32),
+    Check("device path: states", states, FLOAT32, long=FLOAT32),
     Check("device path: lengths of experts", lengths_of_experts, FLOAT32, long=FLOAT32),
 )
