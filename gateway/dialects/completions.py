@@ -53,6 +53,8 @@ class CompletionWriter(ChunkWriter):
 
     def _piece(self, reply: ReplyFacts, event: Event) -> bytes:
         match event:
+            case Delta() if not (event.text or event.finish_reason or event.logprobs):
+                return b""  # the ids of tokens that complete no character
             case Delta():
                 chunk = self._object(
                     reply,

@@ -93,14 +93,13 @@ class CompletionAnswerWriter:
         """Return what a piece says as one chunk, if it says anything that was asked for."""
         choice = self.whole_choice(piece)
         self._begun.add(piece.index)
-        has_scores = choice.logprobs is not None and bool(choice.logprobs.tokens)
-        return [choice] if choice.text or has_scores or choice.token_ids or choice.finish_reason else []
+        return [choice] if choice.text or choice.logprobs or choice.token_ids or choice.finish_reason else []
 
     def whole_choice(self, piece: Piece) -> TextChoice:
         """Return what a reply is, or a piece of it."""
         shows_echo = bool(self._echoed) and piece.index not in self._begun
         scores = None
-        if self._shows_logprobs:
+        if self._shows_logprobs and (piece.scored or piece.prompt_scores is not None or piece.finish_reason):
             echoed = len(self._echoed[piece.index]) if self._echoed else 0
             scores = completion_logprobs(self._codec, piece.scored, echoed)
             if piece.prompt_scores is not None:

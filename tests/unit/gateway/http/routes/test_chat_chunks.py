@@ -10,9 +10,11 @@ from typing import Any, cast
 import pytest
 
 from gateway.dialects.chat import ChatWriter
+from gateway.dialects.completions import CompletionWriter
 from gateway.inference.reply import Reply
 from gateway.upstreams.openai.wire_format import OpenAIFormat
 from protocol.chat import FinishReason
+from protocol.completions import CompletionRequest
 from protocol.events import Delta
 from tests.wire.openai_traffic import STOP, call_piece, chunk
 from tests.wire.traffic import CHAT, read_stream
@@ -67,6 +69,8 @@ def test_a_reply_that_says_nothing_has_an_empty_text() -> None:
 
 def test_what_says_nothing_to_a_client_makes_no_chunk() -> None:
     """The ids of tokens that complete no character are the gateway's own business."""
-    choices = written(Delta(text="a"), Delta(token_ids=(7,), gpu_seconds=0.5), Delta(finish_reason=FinishReason.STOP))
+    said = [Delta(text="a"), Delta(token_ids=(7,), gpu_seconds=0.5), Delta(finish_reason=FinishReason.STOP)]
+    completions = CompletionWriter(CompletionRequest(model="m", prompt="a"), "0-1", 1).pieces(REPLY, list(said))
 
-    assert [choice["delta"] for choice in choices] == [{"role": "assistant", "content": "a"}, {}]
+    assert [choice["delta"] for choice in written(*said)] == [{"role": "assistant", "content": "a"}, {}]
+    assert completions.count(b"data: ") == 2
