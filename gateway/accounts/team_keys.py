@@ -33,7 +33,7 @@ from gateway.core.errors import Conflict
 from gateway.core.keys import NO_SECRET, StoredKey, key_digest, new_key, pepper_name, shown_prefix
 from gateway.storage.audit_log import Act, record_act
 from gateway.storage.database import from_row
-from gateway.storage.tables import api_keys, teams
+from gateway.storage.tables import api_keys, audit_log, teams
 from protocol.errors import NotFound, Unshown
 
 _ID = re.compile("key_[0-9a-f]{24}")
@@ -112,6 +112,7 @@ async def rotate_key(
     if (status := old.status(moment)) != "active":
         raise Conflict(f"The key '{key_id}' is {status}. Create a new one instead.", code=f"key_{status}")
     _check_secret(old)
+    await _refuse_rotated(connection, old)
     values = {name: getattr(old, name) for name in _EDITABLE}
     if rotation.expires_at is not UNSET:
         values["expires_at"] = check_moment(rotation.expires_at, moment)
@@ -125,6 +126,20 @@ async def rotate_key(
     details = {"replaced_by": made.record.key_id, "ends_at": ended.revoked_at or ended.expires_at}
     await _tell(connection, act, "key.rotated", ended, details)
     return NewlyMade(key=made.key, record=made.record, replaces=ended)
+
+
+async def _refuse_rotated(connection: AsyncConnection, key: KeyRecord) -> None:
+    """Refuse to rotate a key whose overlap runs: its end is no longer its own, and would be the new key's. Raises
+    Conflict."""
+    if key.expires_at is None:
+        return
+    log = audit_log.c
+    query = select(log.details["replaced_by"].astext).order_by(log.id.desc()).limit(1)
+    query = query.where(log.team_id == key.team_id, log.action == "key.rotated", log.subject == key.key_id)
+    if (successor := (await connection.execute(query)).scalar_one_or_none()) is not None:
+        until = f"{key.expires_at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        words = f"The key '{key.key_id}' was replaced by '{successor}' and ends at {until}. Rotate that one instead."
+        raise Conflict(words, code="key_rotated")
 
 
 async def replace_secret(
