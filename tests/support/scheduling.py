@@ -19,5 +19,5 @@ class LoadGroupScheduling(LoadFileScheduling):
         there is none, and one that took a crashed one's place waited for ever."""
         if node in self.registered_collections:
             super()._reschedule(node)
-            if self._pending_of(self.assigned_work[node]) < 2:
+            while self._pending_of(self.assigned_work[node]) < 2 and not node.shutting_down:
                 super()._reschedule(node)
