@@ -47,8 +47,9 @@ class CountLimit(ReadLimit):
 
 
 class StoredLimit(ReadLimit):
-    """The same for all else that lies in Postgres for a team: stored responses, conversations, batches, files, usage,
-    what is left of budgets. A hundred responses in the background may be looked at as usual, every two seconds."""
+    """The same for all else that lies in Postgres for a team (stored responses, conversations, batches, files, usage,
+    what is left of budgets), and for the list of models. A hundred responses in the background may be looked at as
+    usual, every two seconds."""
 
     what = "asks for what is stored"
     a_second = 50.0

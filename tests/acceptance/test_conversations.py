@@ -79,7 +79,7 @@ def test_a_response_goes_on_from_a_conversation_and_adds_to_it(
         ),
         *(("GET", f"/v1/{path}") for path in ("batch/b/results", "messages/batches/b/results", "files/f/content")),
         *(("DELETE", f"/v1/{path}") for path in ("messages/batches/b", "files/f")),
-        *(("GET", f"/v1/{path}") for path in ("files", "files/f")),
+        *(("GET", f"/v1/{path}") for path in ("files", "files/f", "models", "models/small")),
     ],
 )
 def test_what_is_stored_is_used_within_a_limit_of_its_own(

@@ -15,6 +15,7 @@ from gateway.dialects.anthropic_errors import ANTHROPIC_ERRORS
 from gateway.http.current_edition import edition_of
 from gateway.http.exchange import AnyRequest, answer, part_of, principal_of
 from gateway.inference.edition import Edition
+from gateway.overload.read_limit import StoredLimit
 from gateway.storage.readiness import Readiness
 from gateway.upstreams.team_keys import models_open_to
 from router.catalog.catalog import Catalog
@@ -26,7 +27,7 @@ async def list_models(request: AnyRequest) -> Response[bytes]:
     """List every name that this caller may ask for: models, automatic routes, aliases."""
     edition = edition_of(request)
     started = int(part_of(request, Readiness).started_at)
-    names = _allowed_names(edition, principal_of(request))
+    names = _allowed_names(edition, _reader(request))
     if ANTHROPIC_ERRORS.client_header in request.headers:
         data = [_anthropic_model(edition.catalog, name, started) for name in names]
         ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
@@ -39,10 +40,18 @@ async def show_model(request: AnyRequest, model: FromPath[str]) -> Response[byte
     """Show one name that this caller may ask for."""
     edition = edition_of(request)
     name = model.removeprefix("/")
-    if name not in _allowed_names(edition, principal_of(request)):
+    if name not in _allowed_names(edition, _reader(request)):
         raise UnknownModel(f"The model '{name}' does not exist or you do not have access to it.", param="model")
     shape = _anthropic_model if ANTHROPIC_ERRORS.client_header in request.headers else _model_object
     return answer(shape(edition.catalog, name, int(part_of(request, Readiness).started_at)))
+
+
+def _reader(request: AnyRequest) -> Caller | Admin:
+    """Return who reads. A team's reading is counted. Raises RateLimited."""
+    principal = principal_of(request)
+    if isinstance(principal, Caller):
+        part_of(request, StoredLimit).take(principal.team.id)
+    return principal
 
 
 def _allowed_names(edition: Edition, caller: Caller | Admin) -> list[str]:
