@@ -131,7 +131,8 @@ def read_options(headers: Mapping[str, str], extra: dict[str, Any]) -> Options:
         return DEFAULT_OPTIONS
     for name in ("quality", "max_cost_usd", "llm_d_slo_ttft_ms"):
         if name in found:
-            found[name] = _number(name, spelled[name], found[name], most=1.0 if name == "quality" else math.inf)
+            param = HEADERS[name] if name in PLACING else name
+            found[name] = _number(param, spelled[name], found[name], most=1.0 if name == "quality" else math.inf)
     try:
         return msgspec.convert(found, Options)
     except msgspec.ValidationError as exc:

@@ -312,6 +312,8 @@ def test_routers_between_us_and_engines_hear_what_they_place_by() -> None:
         "x-llm-d-slo-ttft-ms": "251",
     }
     assert not any(name.startswith("x-") for name in other)
+    endless = OpenAIFormat().build_request(asking(self_hosted=True, starts_within=1e300)).headers
+    assert endless["x-llm-d-slo-ttft-ms"] == str(2**31 - 1)
 
 
 @pytest.mark.parametrize(("left", "told"), [(600.0, "600000"), (0.0001, "1"), (0.0, "1"), (1e9, str(2**31 - 1))])

@@ -97,7 +97,7 @@ def write_request(asking: Asking) -> UpstreamRequest:
         if asking.priority != "normal":
             headers["x-priority"] = asking.priority
         if asking.time_left is not None:
-            headers["x-deadline-ms"] = str(min(max(1, ceil(1000 * asking.time_left)), MOST_DEADLINE))
+            headers["x-deadline-ms"] = _milliseconds(asking.time_left)
         if asking.fails_over:
             headers["x-fails-over"] = "1"
         headers["x-gateway-inference-fairness-id"] = asking.tenant  # what routers of fleets read between us and engines
@@ -105,7 +105,7 @@ def write_request(asking: Asking) -> UpstreamRequest:
         if asking.session:
             headers["x-session-id"] = asking.session
         if asking.starts_within < inf:
-            headers["x-llm-d-slo-ttft-ms"] = str(max(1, ceil(1000 * asking.starts_within)))
+            headers["x-llm-d-slo-ttft-ms"] = _milliseconds(asking.starts_within)
         if asking.marks:
             headers[PROMPT_MARKS] = asking.marks
         if isinstance(request, Generation):
@@ -117,6 +117,10 @@ def write_request(asking: Asking) -> UpstreamRequest:
                 extra["resume_token_ids"] = asking.resume.token_ids
                 extra["resume_text_chars"] = asking.resume.text_chars
     return UpstreamRequest("POST", url_of(asking, path), headers, encode_with(request, extra), dropped=tuple(dropped))
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(min(max(1, ceil(1000 * seconds)), MOST_DEADLINE))
 
 
 def write_count(asking: Asking) -> UpstreamRequest:
