@@ -136,7 +136,8 @@ class TargetLimiter:
         targets = {self._pools[target.key]: target for target in reversed(able)}
         team, is_batch = call.caller.team, call.routing.tier is Tier.BATCH
         began = self._clock.monotonic()
-        if self._queues.wait_expected(team.id, team.weight, is_batch, targets) > call.placing.starts_within:
+        expected = self._queues.wait_expected(team.id, team.weight, is_batch, targets)
+        if call.placing.starts_within < expected < math.inf:  # infinite: not known, as while an engine starts
             raise self._shed(call, route, targets, "late")
         by_own_key = {pool for pool, target in targets.items() if target.own is not None}
         queued = self._queues.join(team.id, team.weight, is_batch, call.priority, targets, began, call.size, by_own_key)
