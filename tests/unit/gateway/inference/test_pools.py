@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from gateway.calls.call import Call
+from gateway.calls.call import Call, Placing
 from gateway.core.principals import Caller, Team
 from gateway.core.settings import ProviderSettings, QueueSettings
 from gateway.inference.limiter import TargetLimiter
@@ -108,6 +108,20 @@ async def test_who_finds_no_place_at_engines_that_start_hears_that_they_do() -> 
     for many, said in ((4, "is busy or starting, and"), (3, "is starting, and")):
         with pytest.raises(Overloaded, match=said):
             await pool.limiter.wait(call, replace(pool.route, targets=pool.route.targets[:many]), {})
+
+
+async def test_a_call_that_must_begin_soon_waits_for_engines_that_start() -> None:
+    """As others do: for how long is not known, and it has its place once one of them takes calls."""
+    pool = Pool()
+    for room in pool.limiter.engines.values():
+        pool.limiter.resize(room, 0, is_full=True)
+    call = replace(call_of(pool.clock, []), placing=Placing(starts_within=5.0))
+    waiting = asyncio.create_task(pool.limiter.wait(call, pool.route, {}))
+    await asyncio.sleep(0)
+    waits = not waiting.done()
+    pool.limiter.resize(pool.limiter.engines[OLD[0]], 1)
+
+    assert waits and (await waiting).route.targets[0].endpoint.base_url == OLD[0]
 
 
 def test_a_team_has_its_part_while_others_wait() -> None:
