@@ -24,14 +24,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--blocks", type=int, nargs="+", required=True, metavar="N", help="capacities to try, in the trace's blocks")
     add("--host-blocks", type=int, default=0, metavar="N", help="blocks in host memory behind them")
     options = parser.parse_args(arguments)
-    requests = prompts(options.trace)
+    try:
+        requests = prompts(options.trace)
+    except (OSError, ValueError) as exc:
+        parser.error(str(exc))
+    if not any(requests):
+        parser.error(f"{options.trace} does not tell which blocks are equal: it takes a trace with hash_ids")
+    if (longest := max(map(len, requests))) > min(options.blocks):
+        parser.error(f"a prompt of {options.trace} has {longest} blocks: so many are the least --blocks")
     print("blocks\tours\tLRU\tratio\tmicroseconds a block")
     for num_blocks in options.blocks:
         started = time.process_time()
         ours = share_found(requests, num_blocks, options.host_blocks)
         cost = (time.process_time() - started) / sum(map(len, requests)) * 1e6
         lru = share_found_by_lru(requests, num_blocks + options.host_blocks)
-        print(f"{num_blocks}\t{ours:.4f}\t{lru:.4f}\t{ours / lru:.2f}\t{cost:.2f}")
+        print(f"{num_blocks}\t{ours:.4f}\t{lru:.4f}\t{ours / lru if lru else 1:.2f}\t{cost:.2f}")
     return 0
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from gpu_backend.kv_cache.eviction import EvictionOrder
 from tests.support.traces import MOONCAKE, trace_path
-from tools.simulate.cache import prompts, share_found, share_found_by_lru
+from tools.simulate.cache import main, prompts, share_found, share_found_by_lru
 
 
 def key(number: int) -> bytes:
@@ -91,3 +94,31 @@ def test_conversations_are_found_more_often_than_with_lru(
 def test_host_memory_keeps_conversations_for_longer(conversations: list[tuple[bytes, ...]]) -> None:
     """With four times as many blocks in host memory behind them, 1,700 blocks find 0.19 of all that is asked for."""
     assert share_found(conversations, 1700, num_host_blocks=6800) >= 0.19
+
+
+@pytest.mark.parametrize(
+    ("name", "hashes", "said"),
+    [
+        ("trace.csv", None, "it takes a trace with hash_ids"),
+        ("trace.txt", None, "trace.txt is no trace"),
+        ("trace.jsonl", (1, 2, 3), "a prompt of"),
+        ("trace.jsonl", (1,), ""),
+    ],
+)
+def test_a_trace_that_says_nothing_of_the_cache_is_named(
+    name: str, hashes: tuple[int, ...] | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With what would be right, as is a capacity below its longest prompt; one that shares nothing has its table."""
+    place = tmp_path / name
+    line = json.dumps({"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": hashes})
+    place.write_text(line if hashes else "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,9,1\n")
+    arguments = ["--trace", str(place), "--blocks", "2"]
+    if said:
+        with pytest.raises(SystemExit, match="2"):
+            main(arguments)
+    else:
+        main(arguments)
+    told = capsys.readouterr()
+
+    assert said in told.err
+    assert bool(said) or told.out.splitlines()[1].startswith("2\t0.0000\t0.0000\t1.00\t")
