@@ -31,6 +31,7 @@ from billing.ledger.ledger import insert_records
 from gateway.batch.claims import LEASE
 from gateway.batch.running.backpressure import LEAST_CALLS
 from gateway.storage.database import Database
+from tests.support.browser import browser
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
 from tests.support.fault_house import ADMIN_KEY, FaultHouse, running_fault_house
@@ -293,6 +294,25 @@ def test_a_rate_limit_delays_and_fails_nothing(team_of: Callable[..., httpx.Clie
     batch = ended(client, submitted(client, *(f"Question {n}" for n in range(8))))
 
     assert batch["request_counts"] == {"total": 8, "completed": 8, "failed": 0}
+
+
+def test_results_are_downloaded_by_a_button(house: FaultHouse, client: httpx.Client, key: str, tmp_path: Path) -> None:
+    """In the console: the file that the API gives, under the batch's id, and how many lines were answered a minute."""
+    batch_id = client.post("/v1/batch", json={"requests": [chat("For a file.")]}).json()["batch_id"]
+    ended(client, batch_id)
+    with browser() as chromium:
+        page = chromium.page()
+        page.ask("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+        page.open(f"{house.gateways[0].url}/console/batches?batch={batch_id}")
+        page.fill("#key", key)
+        page.press("Enter")
+        page.click("Download results")
+        page.wait_text("a minute since it was made")
+        [file] = until(lambda: list(tmp_path.glob("*.jsonl")))
+        results = client.get(f"/v1/batch/{batch_id}/results").text
+        until(lambda: file.read_text() == results)
+
+    assert file.name == f"{batch_id}.jsonl" and results.count("\n") == 1
 
 
 def test_a_batch_can_be_cancelled(team_of: Callable[..., httpx.Client]) -> None:

@@ -494,6 +494,27 @@ def test_a_new_key_is_kept_until_it_is_copied(house: House, page: Page) -> None:
     assert (works, ended, kept) == (200, 401, "[]")
 
 
+def test_a_team_is_suspended_and_resumed_and_a_key_rotated(house: House, page: Page) -> None:
+    """By buttons: its calls are refused until it is resumed, and the new key works beside the old one's overlap."""
+    team_id, key = new_team(house)
+    enter(page, house, house.admin_key, "teams", team=team_id)
+    page.look("globalThis.confirm = () => true")
+    found, asked = {}, {"model": "small", "messages": [{"role": "user", "content": "Hello?"}], "max_tokens": 8}
+    with house.client(key) as client:
+        for button, then in (("Suspend", "Resume"), ("Resume", "Suspend")):
+            page.click(button, "dialog button")
+            page.wait_text(then)
+            found[button] = client.post("/v1/chat/completions", json=asked).status_code
+    page.wait("Boolean(document.querySelector('dialog [aria-label^=\"Rotate \"]'))")
+    page.look("document.querySelector('dialog [aria-label^=\"Rotate \"]').click()")
+    page.wait_text("It is shown this once")
+    made = re.findall(r"export TOLLGATE_KEY=(tg-\S+)", page.text())[0]
+    with house.client(made) as client:
+        found["Rotate"] = client.post("/v1/chat/completions", json=asked).status_code
+
+    assert made != key and found == {"Suspend": 403, "Resume": 200, "Rotate": 200}
+
+
 def test_a_limit_is_changed_where_it_stands(house: House, page: Page) -> None:
     """What is typed is kept with Enter; what the gateway refuses stays in its field, with the reason beside it."""
     team_id, _ = new_team(house, limits={"usd_per_day": 7, "requests_per_minute": 60})
