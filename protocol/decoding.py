@@ -204,7 +204,7 @@ def _wrong_field(complaint: str, type: Any) -> BadRequest:
     missing = _MISSING.fullmatch(what)
     if missing:
         param = f"{param}.{missing[1]}".removeprefix(".")
-        return missing_param(param, f"Missing required parameter: '{param}'.")
+        return missing_param(param, f"Missing required parameter: '{param}'.").keeping(f"It lacks '{missing[1]}'.")
     if too_many := _TOO_MANY.fullmatch(what):
         words = f"'{param}' holds more than {too_many[1]} entries. Send fewer."
         return BadRequest(words, param=param, code="invalid_value")
@@ -212,7 +212,9 @@ def _wrong_field(complaint: str, type: Any) -> BadRequest:
     words = re.sub(r"`(\w+)( \| \w+)*`", _plain_words, what)
     where = f"'{param}'" if param else "body"
     right = _right(what, type, path)
-    return BadRequest(f"Invalid {where}: {words[:1].lower()}{words[1:]}.{right}", param=param or None, code=code)
+    error = BadRequest(f"Invalid {where}: {words[:1].lower()}{words[1:]}.{right}", param=param or None, code=code)
+    kept = f"{words}.{right}" if code == "invalid_type" else right[1:]  # another complaint quotes the value
+    return error.keeping(kept) if kept else error
 
 
 def _right(what: str, type: Any, path: str) -> str:

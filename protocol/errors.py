@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 
 class Unshown:
@@ -45,6 +45,8 @@ class ServiceError(Exception):
     code: str | None = None
     usual_headers: Mapping[str, str] = {}  # that travel with every error of a class
     limit: str = ""  # which of the caller's limits refuses, for metrics: team.usd_per_day
+    quotes: bool = True  # whether messages may hold words of the request's: then ``kept`` is what can be kept of one
+    kept: str | None = None
 
     def __init_subclass__(cls, **facts: Any) -> None:
         """Take what a class says of itself in its head; a ``status`` brings the usual ``type`` of that status."""
@@ -72,6 +74,13 @@ class ServiceError(Exception):
         self.param = param
         self.headers: dict[str, str] = {**self.usual_headers, **(headers or {})}
         self.facts: Mapping[str, Any] = {}  # what the error object says besides
+        if not self.quotes:
+            self.kept = message
+
+    def keeping(self, words: str) -> Self:
+        """Have ``words`` kept with the call in place of the message: they hold no word of the request's."""
+        self.kept = words
+        return self
 
     def body(self, request_id: str = "") -> dict[str, object]:
         """Return the error object of the OpenAI dialect: its four keys are always there, then the request's id, where
@@ -104,7 +113,7 @@ class MethodNotAllowed(ServiceError, status=405, code="method_not_supported"):
     """The path exists; the method does not."""
 
 
-class TooLarge(ServiceError, status=413, code="request_too_large"):
+class TooLarge(ServiceError, status=413, code="request_too_large", quotes=False):
     """The body is longer than we read."""
 
 
@@ -116,8 +125,8 @@ class Overloaded(ServiceError, status=503, code="overloaded"):
 
 
 def invalid_value(param: str, rule: str) -> BadRequest:
-    """Return the error for a parameter that breaks a rule, such as "must be a whole number"."""
-    return invalid_param(param, f"'{param}' {rule}.")
+    """Return the error for a parameter that breaks a rule, such as "must be a whole number": in words of ours alone."""
+    return invalid_param(param, f"'{param}' {rule}.").keeping(f"It {rule}.")
 
 
 def invalid_param(param: str, message: str) -> BadRequest:
@@ -128,3 +137,9 @@ def invalid_param(param: str, message: str) -> BadRequest:
 def missing_param(param: str, message: str) -> BadRequest:
     """Return the error for a parameter that is missing; ``message`` says what to send."""
     return BadRequest(message, param=param, code="missing_required_parameter")
+
+
+def not_supported(name: str, right: str) -> UnsupportedParameter:
+    """Return the error for a field, by a name of ours, that cannot be honoured; ``right`` says what to do."""
+    words = f"'{name}' is not supported by this gateway. {right}"
+    return UnsupportedParameter(words, param=name).keeping(words)

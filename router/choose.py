@@ -183,7 +183,8 @@ def permitted_name(asked: str, options: RoutingOptions, catalog: Catalog) -> str
             last = asked.rpartition("/")[2]
             near = [f"'{name}'" for name in catalog.models if name.rpartition("/")[2] == last][:NEAR]
             listed = "GET /v1/models lists those that do" + (f", {', '.join(near)} among them" if near else "")
-            raise UnknownModel(f"The model '{asked[:100]}' does not exist; {listed}.", param="model")
+            words = f"The model '{asked[:100]}' does not exist; {listed}."
+            raise UnknownModel(words, param="model").keeping(f"That model does not exist; {listed}.")
         return name
     if is_known:
         members = catalog.members_of(name) if name in catalog.auto else ()
@@ -193,8 +194,9 @@ def permitted_name(asked: str, options: RoutingOptions, catalog: Catalog) -> str
     names = lists[-1]  # the key's are the narrower ones
     allowed = f"it may use {some_of(sorted(names))}" if names else "it may use none"
     who = "team" if options.key_models is None else "key"
-    words = f"This {who} may use no model '{asked[:100]}'; {allowed} (GET /v1/models lists them)."
-    raise ModelNotAllowed(words, param="model")
+    allowed += " (GET /v1/models lists them)."
+    refusal = ModelNotAllowed(f"This {who} may use no model '{asked[:100]}'; {allowed}", param="model")
+    raise refusal.keeping(f"This {who} may not use that model; {allowed}")
 
 
 def _eligible(

@@ -19,7 +19,7 @@ from gateway.terminal.remote_gateway import remote_gateway
 
 HEAD = (
     *("request_id", "created_at", "team_id", "key_id", "endpoint", "model_asked", "model_used", "provider_endpoint"),
-    *("status", "code", "http_status", "limit", "param", "message", "route_reason", "complexity"),
+    *("status", "code", "http_status", "limit", "param", "message", "advice", "route_reason", "complexity"),
     *("user_tag", "metadata", "client_request_id", "cost_usd"),
 )
 PRICE = ("kind", "count", "usd", "cost_usd")

@@ -33,7 +33,7 @@ DO_NOT_RETRY = {"x-should-retry": "false"}
 RETRY_SOON = {"retry-after": "1"}
 
 
-class Forbidden(ServiceError, status=403, type="permission_error", code="permission_denied"):
+class Forbidden(ServiceError, status=403, type="permission_error", code="permission_denied", quotes=False):
     """A known caller may not do this."""
 
 
@@ -41,7 +41,7 @@ class TeamSuspended(Forbidden, code="team_suspended"):
     """The team exists and may not call."""
 
 
-class AddressNotAllowed(Forbidden, code="address_not_allowed"):
+class AddressNotAllowed(Forbidden, code="address_not_allowed", quotes=True):
     """The key is right, and may not be used from where the request comes."""
 
 
@@ -49,7 +49,7 @@ class EndpointNotAllowed(Forbidden, code="endpoint_not_allowed"):
     """The key is right, and is for calls to other endpoints."""
 
 
-class ContentPolicyViolation(ServiceError, status=400, code="content_policy_violation"):
+class ContentPolicyViolation(ServiceError, status=400, code="content_policy_violation", quotes=False):
     """The content policy forbids the request, or the answer to it."""
 
 
@@ -70,7 +70,7 @@ class RpcError(BadRequest):
         self.data = data
 
 
-class EncodedBody(ServiceError, status=415, code="unsupported_encoding"):
+class EncodedBody(ServiceError, status=415, code="unsupported_encoding", quotes=False):
     """The body comes compressed."""
 
 
@@ -82,15 +82,15 @@ class Conflict(ServiceError, status=409, code="conflict"):
     """What is asked for contradicts what is there."""
 
 
-class IdempotencyKeyReused(Conflict, code="idempotency_key_reused", usual_headers=DO_NOT_RETRY):
+class IdempotencyKeyReused(Conflict, code="idempotency_key_reused", usual_headers=DO_NOT_RETRY, quotes=False):
     """The key came with another request before. Trying again cannot help, and SDKs are told so."""
 
 
-class IdempotencyKeyInUse(Conflict, code="idempotency_key_in_use", usual_headers=RETRY_SOON):
+class IdempotencyKeyInUse(Conflict, code="idempotency_key_in_use", usual_headers=RETRY_SOON, quotes=False):
     """The call of this key runs for longer than a repeat waits."""
 
 
-class AnswerNotKept(Conflict, code="idempotency_answer_not_kept", usual_headers=DO_NOT_RETRY):
+class AnswerNotKept(Conflict, code="idempotency_answer_not_kept", usual_headers=DO_NOT_RETRY, quotes=False):
     """The key's call was answered, and charged, at greater length than is kept. It is not run, or paid, again."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gateway.core.settings import PRICED_TIERS
-from protocol.errors import BadRequest, UnsupportedParameter, invalid_value
+from protocol.errors import BadRequest, invalid_value, not_supported
 
 # Fields that change what an answer costs in ways no price of ours covers. Refused, never dropped in silence.
 UNPRICED = frozenset(
@@ -32,7 +32,7 @@ def refuse_unpriced(extra: Mapping[str, Any]) -> None:
             right = (
                 f"Leave it out, or send {' or '.join(harmless)}." if harmless else INSTEAD.get(name, "Leave it out.")
             )
-            raise UnsupportedParameter(f"'{name}' is not supported by this gateway. {right}", param=name)
+            raise not_supported(name, right)
 
 
 def check_tags(asked: Any) -> None:
@@ -48,9 +48,9 @@ def check_tags(asked: Any) -> None:
 
 
 def require(is_fine: bool, param: str, message: str) -> None:
-    """Raise BadRequest about ``param`` unless it is fine."""
+    """Raise BadRequest about ``param`` unless it is fine; ``message`` has no word of the request's."""
     if not is_fine:
-        raise BadRequest(message, param=param, code="invalid_value")
+        raise BadRequest(message, param=param, code="invalid_value").keeping(message)
 
 
 def require_short(text: str | None, most: int, param: str, right: str = "") -> None:
@@ -61,4 +61,5 @@ def require_short(text: str | None, most: int, param: str, right: str = "") -> N
 def require_between(value: float | None, low: float, high: float, param: str) -> None:
     """Raise BadRequest unless ``value`` is unsaid or from ``low`` to ``high``."""
     if value is not None and not low <= value <= high:
-        raise invalid_value(param, f"must be from {low:.12g} to {high:.12g}, not {str(value)[:24]}")
+        right = f"must be from {low:.12g} to {high:.12g}"
+        raise invalid_value(param, f"{right}, not {str(value)[:24]}").keeping(f"It {right}.")

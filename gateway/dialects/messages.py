@@ -12,7 +12,7 @@ from gateway.dialects.anthropic_errors import ANTHROPIC_ERRORS
 from gateway.dialects.checks import require, require_between
 from gateway.dialects.endpoint import ApiEndpoint, Asked
 from gateway.dialects.messages_writer import MessagesWriter
-from protocol.errors import UnsupportedParameter
+from protocol.errors import UnsupportedParameter, not_supported
 from protocol.messages import (
     CLIENT_TOOLS,
     CODE_EXECUTION,
@@ -95,7 +95,7 @@ def as_chat(asked: MessagesRequest, extra: dict[str, Any]) -> Asked:
     and is no wish."""
     for name in MEANT.keys() & extra.keys():
         if extra[name] is not None:
-            refusal = UnsupportedParameter(f"'{name}' is not supported by this gateway. {MEANT[name]}", param=name)
+            refusal = not_supported(name, MEANT[name])
             refusal.facts = DETAILS.get(name, {})
             raise refusal
     if asked.top_k is not None:

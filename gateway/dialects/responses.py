@@ -15,7 +15,7 @@ from gateway.dialects.messages import MOST_USES
 from gateway.dialects.responses_writer import CompactionWriter, ResponsesWriter
 from protocol.chat import MOST_TOOLS
 from protocol.decoding import MAX_VALUES, has_more_values
-from protocol.errors import BadRequest, ServiceError, UnsupportedParameter
+from protocol.errors import BadRequest, ServiceError, UnsupportedParameter, not_supported
 from protocol.response_tools import chosen_name, offered_tools
 from protocol.responses import (
     TOOL_SEARCH,
@@ -133,7 +133,7 @@ def as_chat(asked: ResponsesRequest, extra: dict[str, Any]) -> Asked:
     unknown to us, whose names the answer's header has. Raises BadRequest."""
     for name in UNSUPPORTED.keys() & extra.keys():
         if extra.pop(name):
-            raise _unsupported(name)
+            raise not_supported(name, UNSUPPORTED[name])
     extra |= dict(_untold(asked))
     if goes_on(asked):  # the items before and those referred to are known later
         return Asked(to_chat(asked), extra, asked, goes_on=True)
@@ -227,10 +227,6 @@ def _untold(asked: ResponsesRequest) -> Iterator[tuple[str, Any]]:
         yield "input.prompt_cache_breakpoint", True
     if any(isinstance(part, InputFile) and part.detail not in (None, "auto") for part in parts):
         yield "input.input_file.detail", True
-
-
-def _unsupported(name: str) -> UnsupportedParameter:
-    return UnsupportedParameter(f"'{name}' is not supported by this gateway. {UNSUPPORTED[name]}", param=name)
 
 
 def _error_body(error: ServiceError, request_id: str) -> dict[str, Any]:

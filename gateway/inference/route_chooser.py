@@ -20,7 +20,7 @@ from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.canaries import CanaryWatch
 from gateway.upstreams.resilience.first_tokens import FirstTokens
 from gateway.upstreams.team_keys import goes_by_own_keys, variants_of, with_team_keys
-from protocol.errors import UnsupportedParameter
+from protocol.errors import UnsupportedParameter, not_supported
 from protocol.media.images import ImageRequest
 from protocol.responses import ResponsesRequest, ResponsesTool
 from protocol.serving.off_loop import off_loop
@@ -173,4 +173,4 @@ def refuse_not_honoured(extra: Mapping[str, Any], understood: frozenset[str], al
     UnsupportedParameter."""
     for name in REFUSED.keys() & extra.keys():
         if name not in understood and name.partition(".")[0] not in allowed:
-            raise UnsupportedParameter(f"'{name}' is not supported by this gateway. {REFUSED[name]}.", param=name)
+            raise not_supported(name, f"{REFUSED[name]}.")

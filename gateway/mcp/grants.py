@@ -32,7 +32,8 @@ class Grant(Struct, frozen=True):
             named = [bound for bound in self.bounds if "*" not in bound]
             may = ", ".join(sorted(frozenset.intersection(*named))) or "none"
             words = f"Unknown tool: '{tool}' is none that this key may call at {self.server.name}. It may call: {may}."
-            raise RpcError(words, INVALID_PARAMS, status=403, code="tool_not_allowed")
+            refusal = RpcError(words, INVALID_PARAMS, status=403, code="tool_not_allowed")
+            raise refusal.keeping(f"This key may call: {may}.")
 
 
 def grant_of(servers: Mapping[str, McpServer], name: str, caller: Caller) -> Grant:

@@ -19,6 +19,7 @@ from billing.core.records import CHARGED, OWN_KEY, REQUESTS, TOKENS, Status
 from billing.ledger.ledger import find_row
 from billing.ledger.tables import price_editions, usage_records
 from gateway.accounts.serializers import cost_view, dollars, moment
+from gateway.reports.advice import ADVICE
 from gateway.reports.call_filter import REFUSED, CallFilter
 from gateway.storage.tables import audit_log, refused_calls
 from protocol.errors import NotFound
@@ -63,7 +64,7 @@ async def show_call(connection: AsyncConnection, request_id: str, team_id: str |
         refused = (await connection.execute(query)).mappings().one_or_none()
     if row is not None and team_id in (None, row["team_id"]):
         view = _row_view(row, None if refused is None else refused["code"])
-        told = {"message": LOST} if view["code"] == PROCESS_LOST else {}
+        told = {"message": LOST} if view["code"] == PROCESS_LOST else {"advice": ADVICE.get(view["code"] or "")}
         return view | told | await _details(connection, row)
     if row is None and refused is not None and team_id in (None, refused["team_id"]):
         return _refused_view(refused)
@@ -165,13 +166,14 @@ def _row_view(row: Mapping[Any, Any], code: str | None) -> dict[str, Any]:
 
 
 def _refused_view(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return a call that was not let in: why, and what would have been right."""
+    """Return a call that was not let in: why, and what would have been right, the message's part that quotes nothing
+    and the advice of its code."""
     request_id = str(row["request_id"])
     made = datetime.fromtimestamp(milliseconds_of(request_id) / 1000, UTC)
     head = {"object": "call", "request_id": request_id, "created_at": moment(made), "status": REFUSED}
     names = ("code", "http_status", "param", "message", "team_id", "key_id", "endpoint", "model_asked")
     told = {name: row[name] for name in names} | {"limit": row["limit_name"], "model_used": None}
-    return head | told | cost_view(0)
+    return head | told | {"advice": ADVICE.get(row["code"])} | cost_view(0)
 
 
 async def _details(connection: AsyncConnection, row: Mapping[Any, Any]) -> dict[str, Any]:

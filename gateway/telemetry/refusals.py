@@ -31,7 +31,7 @@ ALIKE = 5  # lines a second of one team, key and code
 IN_ALL = 100  # lines a second of this process
 AN_HOUR = 500  # refusals of one team that are kept for it
 LONGEST = 500  # characters of a message
-TOLD = frozenset({429, 503})  # statuses whose messages are kept: others may quote what was asked
+TOLD = frozenset({429, 503})  # statuses whose messages are kept whole: others may quote what was asked
 COUNTED = 20  # of those that were left out, how many are named with their count
 
 log = structlog.get_logger()
@@ -145,7 +145,9 @@ class Refusals:
             return
         self._alike[kind] += 1
         self._kept[caller.team.id] += 1
-        is_told = error.status in TOLD and not isinstance(error, UpstreamFailure)
+        message = error.message if error.status in TOLD else error.kept
+        if isinstance(error, UpstreamFailure):
+            message = None
         row = {
             "request_id": UUID(scope["state"]["request_id"]),
             "team_id": caller.team.id,
@@ -156,7 +158,7 @@ class Refusals:
             "code": kind[2],
             "param": self._field(error.param),
             "limit_name": error.limit or None,
-            "message": error.message[:LONGEST] if is_told else None,
+            "message": message and message[:LONGEST],
         }
         self._keep(row)
         if self.on_kept is not None and not isinstance(error, UpstreamFailure):  # of that there is a call

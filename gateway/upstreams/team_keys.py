@@ -39,7 +39,7 @@ def with_team_keys(route: Route, team: Team, providers: ProviderRegistry) -> Rou
         named = ", ".join(dict.fromkeys(target.model.provider for target in route.targets))
         words = f"This team's calls go to {named} with keys of its own alone, and it has none there. "
         words += "An admin of the team brings one: POST /admin/teams/{team_id}/provider-keys."
-        raise ModelNotAllowed(words, param="model", code=MISSING)
+        raise ModelNotAllowed(words, param="model", code=MISSING).keeping(words)
     return replace(route, targets=tuple(targets), reason=route.reason_at(targets[0]))
 
 

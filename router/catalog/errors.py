@@ -29,7 +29,7 @@ class NoReplica(Overloaded):
     """No replica is up now of any model that could serve the request: their pools are empty."""
 
 
-class NoTargetFits(BadRequest):
+class NoTargetFits(BadRequest, quotes=False):
     """No target of the route can serve this request, however healthy it is."""
 
 

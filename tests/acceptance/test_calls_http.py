@@ -70,7 +70,7 @@ def test_a_call_shows_with_its_cost_and_all_that_is_known_of_it(house: House, te
 
 
 def test_refused_calls_say_why(house: House) -> None:
-    """The limit, the code and what the caller was told; no row, no cost, and nothing of what was asked."""
+    """The limit, the code, what was told and what is right; no row, no cost, and nothing of what was asked."""
     limits = LimitsInput(usd_per_day=0)
     key = asyncio.run(make_team(house.settings, f"broke_{time.time_ns()}", limits))
     with house.client(key) as client:
@@ -91,13 +91,19 @@ def test_refused_calls_say_why(house: House) -> None:
         ("refused", "invalid_type", 400, None),
     ]
     assert (one["limit"], one["cost_usd"]) == ("team.usd_per_day", 0)
-    assert one["message"] == refused[0].json()["error"]["message"]
+    assert [told[each]["message"] for each in ids] == [
+        refused[0].json()["error"]["message"],
+        "That model does not exist; GET /v1/models lists those that do.",
+        "It must be from 0 to 2.",
+        "Expected string, got integer.",
+    ]
+    assert "try again" in one["advice"] and all(call["advice"] for call in page["data"])
     assert told[ids[2]]["param"] == "temperature"
     assert SAID not in str(page)
 
 
 def test_no_word_of_a_caller_is_kept(house: House) -> None:
-    """A team of few models that asks for another by a name of its own finds the code, and not the name."""
+    """A team of few models that asks for another by a name of its own finds which it may use, and not the name."""
     key = asyncio.run(make_team(house.settings, f"few_{time.time_ns()}", allowed_models=["small"]))
     with house.client(key) as client:
         refused = ask(client, model=SAID)
@@ -105,7 +111,8 @@ def test_no_word_of_a_caller_is_kept(house: House) -> None:
         page = calls(client)
 
     assert refused.status_code == 403 and SAID in refused.text
-    assert (page["data"][0]["code"], page["data"][0]["message"]) == ("model_not_allowed", None)
+    assert page["data"][0]["code"] == "model_not_allowed"
+    assert page["data"][0]["message"].startswith("This team may not use that model; it may use small (")
     assert SAID not in str(page)
 
 

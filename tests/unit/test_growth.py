@@ -204,6 +204,7 @@ ELSEWHERE = {
     "protocol.errors.invalid_value": "writes a refusal",
     "protocol.errors.invalid_param": "writes a refusal",
     "protocol.errors.missing_param": "writes a refusal",
+    "protocol.errors.not_supported": "writes a refusal",
     "gateway.http.exchange.read_whole": "reads twenty digits",
     "gateway.batch.results.error_of": "writes an error",
     "gateway.upstreams.openai.parts.made_up_id": "reads 200 characters",

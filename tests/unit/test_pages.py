@@ -11,6 +11,7 @@ import gateway.core.errors
 import gateway.upstreams.wire.errors
 import protocol.errors
 import router.catalog.errors
+from gateway.reports.advice import ADVICE
 from protocol.errors import ServiceError
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +124,24 @@ def test_the_table_of_errors_has_each_with_its_status() -> None:
 
     assert known - told == set()
     assert {pair for pair in told if pair[0] in dict(known)} - known == set()
+
+
+def test_calls_are_shown_with_what_the_table_says() -> None:
+    """Word for word, but for links; only what no call can meet has none."""
+    rows = re.findall(r"^\| \d{3} \| (`.*?`) \| (.*) \|$", (ROOT / "docs" / "call-it.md").read_text(), re.MULTILINE)
+    told = {code: SHOWN.sub(r"\1", words) for codes, words in rows for code in re.findall(r"`(\w+)`", codes)}
+
+    assert {code: told.get(code) for code in ADVICE} == dict(ADVICE)
+    assert {told[code] for code in told.keys() - ADVICE.keys()} == {told[code] for code in NOT_OF_CALLS}
+
+
+# One of each row that tells of no call: of keys, other paths, batches, files and what is kept.
+NOT_OF_CALLS = (
+    *("invalid_api_key", "method_not_supported", "invalid_callback_url", "route_not_found", "upgrade_required"),
+    *("empty_batch", "period_too_long", "batch_not_found", "correction_exists", "results_erased"),
+    "storage_limit_exceeded",
+)
+SHOWN = re.compile(r" \(\[[^\]]*\.md\]\([^)]*\)\)|\[([^\]]*)\]\([^)]*\)")
 
 
 def errors_below(kind: type[ServiceError]) -> Iterator[type[ServiceError]]:

@@ -201,6 +201,7 @@ function OneCall({ call, role }) {
       <p class="large">${code ? code.replaceAll("_", " ") : usdWith(call.cost_usd, 6)}</p>
       <p><${State} of=${call.status} /> ${why.filter(Boolean).join(" · ")}</p>
       ${call.message && html`<p>${call.message}</p>`}
+      ${call.advice && html`<p>What to do: ${call.advice}.</p>`}
       ${view && html`<p><a href=${href(view, role === "admin" ? { team: call.team_id } : {})}>${words}</a></p>`}
     </div>
     ${!isRefused && html`<${Waterfall} call=${call} />`}
