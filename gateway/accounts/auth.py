@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import asyncpg
 import structlog
+from msgspec.structs import replace
 
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.quotas.lease_store import TIGHT_CHANNEL
@@ -27,8 +28,16 @@ from gateway.accounts.teams import find_callers
 from gateway.core.client_addresses import is_among
 from gateway.core.clock import Clock
 from gateway.core.errors import AddressNotAllowed
-from gateway.core.keys import ADMIN_KEY_PREFIX, JWT_PREFIX, KEY_PREFIX, SESSION_PREFIX, fingerprint, key_digest
-from gateway.core.principals import ACCESS_CHANNEL, Admin, Caller, TokenKey
+from gateway.core.keys import (
+    ADMIN_KEY_PREFIX,
+    JWT_PREFIX,
+    KEY_PREFIX,
+    SECRET_PREFIX,
+    SESSION_PREFIX,
+    fingerprint,
+    key_digest,
+)
+from gateway.core.principals import ACCESS_CHANNEL, Admin, Caller, ClientSecret, TokenKey
 from gateway.storage.database import Database
 from gateway.storage.schema import DRIVER_ERRORS
 from protocol.errors import InvalidKey, Overloaded
@@ -72,6 +81,7 @@ class Authenticator:
         other_peppers: Sequence[str] = (),
         metrics_keys: Sequence[str] = (),
         tokens: Tokens | None = None,
+        open_secret: Callable[[str], ClientSecret] | None = None,
     ) -> None:
         self._database = database
         self._clock = clock
@@ -92,13 +102,13 @@ class Authenticator:
         self._admin_lookup = KeyLookup(database, *peppers, find_admins, move_admin_key, remember_admin)
         self._heard = clock.monotonic()  # when Postgres last answered
         self._away_until = 0.0  # monotonic seconds: until then known callers are not looked up: Postgres is away
-        self._tokens = tokens
+        self._tokens, self._open_secret = tokens, open_secret
         self.is_listening = asyncio.Event()  # set while the listener is connected
         self.uses = KeyUses(database, clock)
         self.on_tight: Callable[[str], None] = lambda _: None  # is told the scope of a balance that has become tight
 
-    async def identify(self, key: str | None, address: str) -> Caller | Admin:
-        """Return the caller that this key belongs to.
+    async def identify(self, key: str | None, address: str, *, has_begun: bool = False) -> Caller | Admin:
+        """Return the caller that this key belongs to. ``has_begun``: a client secret opened a conversation in its time.
 
         Raises InvalidKey for none, an unknown, a revoked or an expired one; AddressNotAllowed for one that is not for
         calls from there; RateLimited for an address that keeps guessing; Overloaded when Postgres is needed to tell
@@ -110,6 +120,8 @@ class Authenticator:
             caller = await self._caller(key, address)
         elif self._tokens is not None and key.startswith(JWT_PREFIX):
             caller = await self._caller_by_token(self._tokens, key, address)
+        elif self._open_secret is not None and key.startswith(SECRET_PREFIX):
+            caller = await self._caller_by_secret(self._open_secret, key, address, has_begun=has_begun)
         else:
             return await self._admin(key, address)
         if caller is None or (caller.expires_at is not None and caller.expires_at <= self._clock.now()):
@@ -219,9 +231,23 @@ class Authenticator:
             raise InvalidKey(f"The token was refused: {why}.")
         return caller
 
-    async def _caller(self, key: str, address: str | None) -> Caller | None:
-        """Return the caller of a key; a wrong one counts against the address, where one is given."""
-        digest = key_digest(self._pepper, key)
+    async def _caller_by_secret(
+        self, open_secret: Callable[[str], ClientSecret], token: str, address: str, *, has_begun: bool
+    ) -> Caller | None:
+        try:
+            secret = open_secret(token)
+        except InvalidKey:
+            self._count_failure(address)
+            raise
+        if not has_begun and secret.expires_at <= self._clock.now():
+            raise InvalidKey("This client secret has expired: make another one.")
+        caller = await self._caller(token, None, secret.digest)
+        return None if caller is None else replace(caller, secret=secret)
+
+    async def _caller(self, key: str, address: str | None, digest: bytes | None = None) -> Caller | None:
+        """Return the caller of a key, or of what it is stored by; a wrong one counts against the address, where one is
+        given."""
+        digest = digest or key_digest(self._pepper, key)
         now = self._clock.monotonic()
         known, generation = self._known.get(digest, (None, -1))
         if generation == self._generation:

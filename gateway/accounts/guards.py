@@ -15,6 +15,7 @@ from gateway.core.principals import Admin, Caller, Role
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 
+OF_SECRETS = "/v1/realtime"  # the one path of client secrets
 SESSION = "tollgate_session"  # the cookie of a person who has signed in
 
 
@@ -118,7 +119,9 @@ async def identify(connection: Connection) -> Caller | Admin:
     if key is None and (session := read_session(connection)) is not None:
         caller = await auth.identify_session(session)
     else:
-        caller = await auth.identify(key, address)
+        caller = await auth.identify(key, address, has_begun="has_begun" in state)
+        if isinstance(caller, Caller) and caller.secret is not None and connection.scope["path"] != OF_SECRETS:
+            raise Forbidden(f"A client secret opens conversations by voice alone: a WebSocket at {OF_SECRETS}.")
     state["caller"] = caller
     return caller
 

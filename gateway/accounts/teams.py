@@ -202,6 +202,7 @@ def _caller(row: Mapping[Any, Any]) -> Caller:
     return from_row(
         Caller,
         row,
+        secret=None,
         team=_team(row),
         key_limits=read_limits(row["key_limits"]),
         key_models=None if models is None else frozenset(models),

@@ -15,6 +15,7 @@ KEY_PREFIX = "tg-"
 ADMIN_KEY_PREFIX = "tgadmin-"
 JWT_PREFIX = "eyJ"  # '{"' in base64: every JWT begins so, and no key of ours does
 NO_SECRET = "jwt"  # in the place of a secret's beginning, of a key that tokens stand for
+SECRET_PREFIX = "ek_"  # of client secrets, as OpenAI's begin
 SESSION_PREFIX = "tgsession-"  # of what the cookie of a person holds who has signed in
 
 _SHOWN = 8  # characters of the secret part that may be shown, so that keys can be told apart

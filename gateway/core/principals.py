@@ -7,7 +7,7 @@ from enum import StrEnum
 from hashlib import blake2b
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from billing.core.holds import Limits, NamedLimits
 from gateway.core.client_addresses import Networks
@@ -58,6 +58,16 @@ class Team(Unshown, Struct, frozen=True, kw_only=True):
         return blake2b(value.encode("utf-8", "replace"), key=self.hash_key.encode(), digest_size=16).hexdigest()
 
 
+class ClientSecret(Unshown, Struct, frozen=True, kw_only=True):
+    """What opens conversations by voice with one model, for some time."""
+
+    digest: bytes  # of the key that it was made with
+    model: str
+    session: Raw  # what each of them begins with, as JSON
+    user: str | None  # the end user whose they are
+    expires_at: float  # unix seconds
+
+
 class Caller(Struct, frozen=True, kw_only=True):
     """A team, known by one of its keys."""
 
@@ -70,6 +80,7 @@ class Caller(Struct, frozen=True, kw_only=True):
     addresses: Networks | None = None  # whence it may call; None: from everywhere
     expires_at: float | None = None  # unix seconds
     cache: CacheUse | None = None  # of calls that do not say; None: as the name that they ask for
+    secret: ClientSecret | None = None  # by which it calls, in the place of its key
 
 
 class Role(StrEnum):

@@ -215,7 +215,7 @@ def read_event(message: bytes, model: str, upstream_model: str, most_output: int
     event: ClientEvent = decode(message, ClientEvent)  # type: ignore[arg-type]  # a union of types
     match event:
         case SessionUpdate(session=session):
-            return replace(event, session=_checked_session(session, model, upstream_model, most_output))
+            return replace(event, session=checked_session(session, model, upstream_model, most_output))
         case ResponseCreate(response=ResponseSettings() as asked):
             _check_items(asked.input or [], "response.input")
             return replace(event, response=_checked(asked, "response", most_output))
@@ -258,7 +258,8 @@ def _item_texts(item: Item) -> Iterator[tuple[Role, str]]:
         yield "tool", item.output
 
 
-def _checked_session(session: Session, model: str, upstream_model: str, most_output: int) -> Session:
+def checked_session(session: Session, model: str, upstream_model: str, most_output: int) -> Session:
+    """Return a session as its upstream may be told it. Raises BadRequest and its kin."""
     if session.model is not UNSET:
         words = f"A conversation keeps the model that it was opened with, '{model}'. Open another connection."
         require(session.model in (model, upstream_model), "session.model", words)

@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 from billing.ledger.tables import usage_series
 from billing.upkeep.turns import Turns
 from gateway.accounts.auth import Authenticator
+from gateway.accounts.client_secrets import ClientSecrets
 from gateway.cache.cached_answers import AnswerCache
 from gateway.cache.store import CacheStore
 from gateway.calls.accumulate import Collector
@@ -348,6 +349,7 @@ class _Process:
         )
         self.hooks = hooks if self.tracer is None else (*hooks, self.tracer.watch)
         others, scrapers = settings.other_key_peppers, settings.metrics_keys
+        self.client_secrets = ClientSecrets(settings.key_pepper, *others)
         self.auth = Authenticator(
             self.database,
             self.clock,
@@ -356,6 +358,7 @@ class _Process:
             others,
             scrapers,
             tokens=self.identity.tokens,
+            open_secret=self.client_secrets.opened,
         )
         self.auth.on_tight = lambda scope: books.quotas.leases.recall([scope])
         self.metrics.books.follow(books)

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -19,6 +21,7 @@ from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
 from billing.core.prices import cost_of
+from gateway.accounts import client_secrets
 from gateway.accounts.schemas import LimitsInput, SafetyInput
 from gateway.http.routes.sockets import realtime
 from gateway.realtime import relay
@@ -501,6 +504,79 @@ def test_a_response_that_does_not_begin_is_owed_once(
 
     assert (error.code, error.param, voices.kinds().count(RESPONSE)) == ("duplicate_event", "event_id", 1)
     assert (row["status"], row["input_tokens"], row["output_tokens"]) == ("interrupted", 3, 0)
+
+
+def test_a_page_opens_conversations_by_a_client_secret(
+    house: House, voices: ScriptedRealtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For one model and a time; each begins with the secret's session, is booked to the key that made the secret, and
+    goes on when that is over. It opens nothing else, and nothing that its key may not."""
+    session: Any = {"type": "realtime", "model": "talker", "instructions": "Be kind.", "output_modalities": ["text"]}
+    decode, ends = client_secrets._decoder.decode, int(time.time()) + 3600
+    with house.client(house.admin_key) as admin:
+        asked = {"team_id": house.team_id, "allowed_endpoints": ["realtime"], "expires_at": ends}
+        made = admin.post("/admin/keys", json=asked).json()
+        key_id, key = made["key_id"], made["key"]
+    mine = OpenAI(base_url=f"{house.url}/v1", api_key=key)
+    secret = mine.realtime.client_secrets.create(session=session, expires_after={"seconds": 7200})
+    offered = [Subprotocol("realtime"), Subprotocol(f"openai-insecure-api-key.{secret.value}")]
+
+    assert secret.value.startswith("ek_") and key not in secret.value and secret.expires_at == ends
+    assert secret.session.model == "talker"  # type: ignore[union-attr]
+    with connect(house.url.replace("http", "ws") + PATH, subprotocols=offered, proxy=None) as socket:
+        told = [json.loads(socket.recv(timeout=30))["type"] for _ in range(2)]
+        expired = SimpleNamespace(decode=lambda sealed: replace(decode(sealed), expires_at=0.0))
+        monkeypatch.setattr(client_secrets, "_decoder", expired)
+        assert refusal(house, "", secret.value)[0] == 401  # its time is over
+        for _ in range(2):  # the second is held after that
+            socket.send(json.dumps({"type": RESPONSE}))
+            while (event := json.loads(socket.recv(timeout=30)))["type"] != "response.done":
+                pass
+    monkeypatch.undo()
+    row = house.record_of(httpx.Response(200, headers={"x-request-id": event["request_id"]}))
+    assert (socket.subprotocol, told) == ("realtime", ["session.created", "session.updated"])
+    assert row["key_id"] == key_id and voices.heard[0]["session"] == {**session, "model": "gpt-realtime"}
+
+    with house.client(secret.value) as client:
+        tries = [client.get(path) for path in ("/v1/models", "/v1/calls", "/v1/files", "/v1/team")]
+        tries += [
+            client.post(path, json={}) for path in ("/v1/chat/completions", "/v1/route", f"{PATH}/client_secrets")
+        ]
+    assert {(each.status_code, each.json()["error"]["message"][:15]) for each in tries} == {(403, "A client secret")}
+    assert refusal(house, "?model=small", secret.value)[1]["param"] == "model"
+    with house.client(house.admin_key) as admin:
+        for change in ({"allowed_models": ["small"]}, {"allowed_addresses": ["10.0.0.0/8"]}):
+            admin.patch(f"/admin/keys/{key_id}", json=change).raise_for_status()
+            code = "address_not_allowed" if "allowed_addresses" in change else "model_not_allowed"
+            until(lambda code=code: refusal(house, "", secret.value)[1]["code"] == code)
+        admin.delete(f"/admin/keys/{key_id}").raise_for_status()
+    until(lambda: refusal(house, "", secret.value)[0] == 401)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "status"),
+    [
+        ({"session": {"type": "realtime"}}, "session.model", 400),
+        ({"session": {"type": "transcription", "model": "talker"}}, "session.type", 400),
+        ({"session": {"type": "realtime", "model": "ranker"}}, "model", 400),
+        ({"session": {"type": "realtime", "model": "none"}}, "model", 404),
+        (
+            {"session": {"type": "realtime", "model": "talker"}, "expires_after": {"seconds": 9}},
+            "expires_after.seconds",
+            400,
+        ),
+        ({"session": {"type": "realtime", "model": "talker", "tools": [{"type": "mcp"}]}}, "session.tools[0]", 400),
+        ({"session": {"type": "realtime", "model": "talker", "instructions": "a" * 9000}}, "session", 400),
+    ],
+)
+def test_a_client_secret_that_could_open_nothing_is_refused(
+    house: House, body: dict[str, Any], param: str, status: int
+) -> None:
+    """With the field that is wrong."""
+    with house.client() as client:
+        answer = client.post(f"{PATH}/client_secrets", json=body)
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
 
 
 def test_an_idle_conversation_leaves_no_row(house: House, openai: OpenAI, voices: ScriptedRealtime) -> None:

@@ -19,6 +19,7 @@ from billing.core.errors import RateLimited
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.accounts.admin_keys import create_admin_key, list_admin_keys, revoke_admin_key
 from gateway.accounts.auth import Authenticator
+from gateway.accounts.client_secrets import ClientSecrets
 from gateway.accounts.guessing import FAILURES_PER_ADDRESS
 from gateway.accounts.key_lookup import KEYS_AT_ONCE
 from gateway.accounts.key_uses import KeyUses
@@ -55,7 +56,7 @@ async def authenticator(
 ) -> AsyncIterator[Authenticator]:
     """Give an authenticator that listens for changes."""
     database = Database(server.url)
-    auth = Authenticator(database, clock or Clock(), PEPPER, admin_keys)
+    auth = Authenticator(database, clock or Clock(), PEPPER, admin_keys, open_secret=ClientSecrets(PEPPER).opened)
     listening = asyncio.create_task(auth.run())
     await auth.is_listening.wait()
     yield auth
@@ -153,6 +154,40 @@ def test_a_revoked_key_is_refused_within_a_second(server: EmbeddedPostgres) -> N
 
     # The machine may be busy; not each time.
     assert any(asyncio.run(asyncio.wait_for(scene(f"revoked-{n}"), 20)) < 1.0 for n in range(4))
+
+
+def test_a_client_secret_ends_to_the_second_and_with_its_key(server: EmbeddedPostgres) -> None:
+    """It is its key's caller; one that was changed, or sealed under another pepper, is nobody's. A conversation that it
+    opened in time is looked at anew without its time, and not without its key."""
+
+    async def scene() -> None:
+        made, clock = await made_key(server, "paged"), SetClock()
+        token, foreign = [
+            ClientSecrets(pepper).made(made.key, "talker", b"{}", "Ada", clock.now() + 10)
+            for pepper in (PEPPER, "other")
+        ]
+        cut = len(token) // 2
+        changed = token[:cut] + ("A" if token[cut] != "A" else "B") + token[cut + 1 :]
+        async with authenticator(server, clock=clock) as auth:
+
+            async def refused(secret: str, *, has_begun: bool = False) -> bool:
+                try:
+                    caller = await auth.identify(secret, HERE, has_begun=has_begun)
+                except InvalidKey:
+                    return True
+                assert isinstance(caller, Caller) and caller.secret is not None
+                return (caller.key_id, caller.secret.user) != (made.record.key_id, "Ada")
+
+            assert [await refused(each) for each in (token, changed, foreign, "ek_", "ek_é")] == [False] + [True] * 4
+            clock.time += 9.5
+            assert not await refused(token)
+            clock.time += 0.5
+            assert await refused(token) and not await refused(token, has_begun=True)
+            await revoke(server, made.record.key_id)
+            auth.forget()
+            assert await refused(token, has_begun=True)
+
+    asyncio.run(scene())
 
 
 def test_a_new_key_works_at_once_although_it_was_unknown(server: EmbeddedPostgres) -> None:

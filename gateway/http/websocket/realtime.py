@@ -40,6 +40,7 @@ class RealtimeSession:
         self._scope, self._receive, self._send = scope, receive, send
         self._connection: SocketProtocol = scope["extensions"][SOCKET]
         self._key_id: str | None = None
+        self.first: bytes | None = None  # a message that the client is taken to have sent
         self._is_carrying = False  # a message, which takes its room until the next is asked for
 
     def begin(self, caller: Caller) -> None:
@@ -76,6 +77,9 @@ class RealtimeSession:
         if self._is_carrying:
             self._connection.message_is_read()
             self._is_carrying = False
+        if self.first is not None:
+            said, self.first = self.first, None
+            return said
         message = await self._receive()
         if message["type"] == "websocket.disconnect":
             return None
