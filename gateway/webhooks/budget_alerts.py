@@ -105,9 +105,9 @@ class BudgetAlerts:
             urls = {spending.team_id: spending.webhook_url for spending in spendings}
             reached = [each for spending in spendings for each in thresholds_reached(spending, day)]
             known = await _known(connection, day)
-            await _forget(connection, known - {each.place for each in reached}, day)
+            await _forget(connection, known.keys() - {each.place for each in reached}, day)
             told = [each for each in news(reached, known) if await self._tell(connection, each, urls[each.team_id])]
-            await _remember(connection, [each for each in reached if each.place not in known])
+            await _remember(connection, [each for each in reached if known.get(each.place) != each.cap])
         return told
 
     async def _tell(self, connection: AsyncConnection, reached: Reached, url: str | None) -> bool:
@@ -215,9 +215,10 @@ async def reached_budgets(connection: AsyncConnection, day: date, team_id: str |
     return [event_data(from_row(Reached, row, limit=LimitName(row["limit_name"]))) for row in rows]
 
 
-async def _known(connection: AsyncConnection, day: date) -> set[Place]:
-    rows = await connection.execute(select(*PLACE).where(_is_of(day)))
-    return {(row[0], row[1], row[2], row[3], row[4]) for row in rows}
+async def _known(connection: AsyncConnection, day: date) -> dict[Place, int]:
+    """Return the thresholds that are written down, each with the cap that it was reached of."""
+    rows = await connection.execute(select(*PLACE, budget_alerts.c.cap).where(_is_of(day)))
+    return {(row[0], row[1], row[2], row[3], row[4]): row.cap for row in rows}
 
 
 def _is_of(day: date) -> ColumnElement[bool]:
@@ -225,12 +226,14 @@ def _is_of(day: date) -> ColumnElement[bool]:
 
 
 async def _remember(connection: AsyncConnection, reached: Sequence[Reached]) -> bool:
-    """Write thresholds down; return whether any was new."""
+    """Write thresholds down, or what is used now of another cap; return whether there were any."""
     if not reached:
         return False
     rows = [dict(zip(NAMES, each.place, strict=True)) | {"cap": each.cap, "used": each.used} for each in reached]
-    query = insert(budget_alerts).on_conflict_do_nothing().returning(budget_alerts.c.team_id)
-    return bool((await connection.execute(query.values(rows))).all())
+    query = insert(budget_alerts).values(rows)
+    now = {name: query.excluded[name] for name in ("cap", "used")}
+    changed = query.on_conflict_do_update(index_elements=PLACE, set_=now, where=budget_alerts.c.cap != now["cap"])
+    return bool((await connection.execute(changed.returning(budget_alerts.c.team_id))).all())
 
 
 async def _forget(connection: AsyncConnection, places: Collection[Place], day: date) -> None:

@@ -229,12 +229,14 @@ async def test_a_key_has_budgets_of_its_own(books: Books, database: Database) ->
 
 
 async def test_a_raised_cap_can_be_reached_again(books: Books) -> None:
-    """Only after it was no longer reached: a slightly raised one that still is tells nothing."""
+    """Only after it was no longer reached: a slightly raised one that still is tells nothing, and is shown as it is."""
     await books.team(TEN_DOLLARS)
     await books.spend("9")
     looks = [await books.look()]
     await books.limit(LimitsInput(usd_per_day=Decimal(11)))
     looks.append(await books.look())
+    async with books.database.begin() as connection:
+        (shown,) = await reached_budgets(connection, books.clock.today(), "search")
     await books.limit(LimitsInput(usd_per_day=Decimal(20)))
     looks.append(await books.look())
     await books.spend("7")
@@ -242,6 +244,7 @@ async def test_a_raised_cap_can_be_reached_again(books: Books) -> None:
 
     assert looks == [[80], [], [], [80], []]
     assert [event["cap"] for event in await books.events()] == [Decimal(10), Decimal(20)]
+    assert (shown["threshold"], shown["used_usd"], shown["cap"]) == (80, Decimal(9), Decimal(11))
 
 
 async def test_what_is_reached_is_told_of_the_cap_that_it_reached(books: Books, database: Database) -> None:
