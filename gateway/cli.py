@@ -311,12 +311,16 @@ def _load(path: Path, status: int = 1, more: str = "") -> Settings:
 
 def _load_for_dev(path: Path) -> Settings:
     from gateway.config.file import ConfigFaults, load_settings
-    from gateway.dev.config import read_config_file, settings_to_check
+    from gateway.dev.config import read_tree, settings_to_check
 
+    tree, faults = read_tree(path)
     try:
-        return load_settings(path, os.environ, settings_to_check(read_config_file(path)))
+        settings = load_settings(path, os.environ, settings_to_check(tree))
     except ConfigFaults as exc:
-        _fail(str(exc))
+        faults += exc.faults  # those of reading are among them again
+    if faults:
+        _fail(str(ConfigFaults(path, faults)))
+    return settings
 
 
 def _hold_hangups() -> None:

@@ -60,15 +60,21 @@ class StackSecrets(Unshown, msgspec.Struct):
 
 def read_config_file(path: Path, env: Mapping[str, str] = os.environ) -> Section:
     """Return the tree of a --config file, variables filled in; raise ConfigFaults where it cannot be read."""
+    tree, faults = read_tree(path, env)
+    if faults or tree is None:
+        raise ConfigFaults(path, faults)
+    return tree
+
+
+def read_tree(path: Path, env: Mapping[str, str] = os.environ) -> tuple[Section | None, list[Fault]]:
+    """Return the same with what is wrong with it, so that it can be told with all else."""
     faults: list[Fault] = []
     tree = read_file(path, env, faults)
     models = tree.entries.get("models") if tree is not None else None
     if isinstance(models, Section) and DEMO_MODEL in models.entries:
         taken = "`tollgate dev` brings a model of this name itself; choose another"
         faults.append(Fault(models.key_lines[DEMO_MODEL], f"models.{DEMO_MODEL}", taken))
-    if faults or tree is None:
-        raise ConfigFaults(path, faults)
-    return tree
+    return tree, faults
 
 
 def stack_config(
@@ -117,7 +123,7 @@ def stack_config(
     }
 
 
-def settings_to_check(file: Section) -> dict[str, Any]:
+def settings_to_check(file: Section | None) -> dict[str, Any]:
     """Return what `tollgate dev` lays under a --config file, with stand-ins for secrets and addresses."""
     stores = {"database_url": "postgresql://127.0.0.1/tollgate", "redis_url": "redis://127.0.0.1"}
     known = StackSecrets(new_admin_key(), secrets.token_urlsafe(32), engine_secret=secrets.token_urlsafe(32))
