@@ -133,8 +133,10 @@ async def _whose(connection: AsyncConnection, team: str | None) -> tuple[str, st
     """Return the team and the key that a batch runs under: the team's newest that works. Raises NotFound."""
     if team is None:
         names = (await connection.execute(select(teams.c.id).where(IS_THERE).limit(2))).scalars().all()
-        if len(names) != 1:
-            raise BadRequest("There are several teams: say whose batch it is with --team." if names else "No team yet.")
+        if not names:
+            raise BadRequest("No team yet.")
+        if len(names) > 1:
+            raise typer.BadParameter("There are several teams: say whose batch it is with --team.")
         team = names[0]
     await get_team(connection, team)
     keys = await list_keys(connection, team_id=team, after=None, limit=1000)
