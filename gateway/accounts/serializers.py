@@ -181,6 +181,7 @@ def key_view(record: KeyRecord, now: datetime) -> dict[str, Any]:
         "limits": limits_view(record.limits),
         **shown(record, "allowed_models", "allowed_addresses", "allowed_endpoints", "cache"),
         **shown(record, "created_at", "expires_at", "revoked_at", "last_used_at", "previous_until"),
+        "replaced_by": record.replaced_by,
     }
 
 

@@ -33,7 +33,7 @@ from gateway.core.errors import Conflict
 from gateway.core.keys import NO_SECRET, StoredKey, key_digest, new_key, pepper_name, shown_prefix
 from gateway.storage.audit_log import Act, record_act
 from gateway.storage.database import from_row
-from gateway.storage.tables import api_keys, audit_log, teams
+from gateway.storage.tables import api_keys, teams
 from protocol.errors import NotFound, Unshown
 
 _ID = re.compile("key_[0-9a-f]{24}")
@@ -53,6 +53,7 @@ class KeyRecord(StoredKey, frozen=True, kw_only=True):
     allowed_endpoints: list[str] | None
     cache: str | None
     previous_until: datetime | None = None  # how long the secret works that its team has replaced
+    replaced_by: str | None = None  # the key that an admin's rotation made in its place
     pepper: str | None = None  # the name of the one that it is stored under; none: it was made before that was noted
 
 
@@ -112,7 +113,10 @@ async def rotate_key(
     if (status := old.status(moment)) != "active":
         raise Conflict(f"The key '{key_id}' is {status}. Create a new one instead.", code=f"key_{status}")
     _check_secret(old)
-    await _refuse_rotated(connection, old)
+    if old.replaced_by is not None and old.expires_at is not None:  # its end is no longer its own
+        until = f"{old.expires_at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        words = f"The key '{key_id}' was replaced by '{old.replaced_by}' and ends at {until}. Rotate that one instead."
+        raise Conflict(words, code="key_rotated")
     values = {name: getattr(old, name) for name in _EDITABLE}
     if rotation.expires_at is not UNSET:
         values["expires_at"] = check_moment(rotation.expires_at, moment)
@@ -121,25 +125,12 @@ async def rotate_key(
     changes: dict[str, Any] = {"expires_at": ends if old.expires_at is None else min(ends, old.expires_at)}
     if overlap == 0:
         changes = {"revoked_at": moment}
+    changes["replaced_by"] = made.record.key_id
     query = update(api_keys).where(api_keys.c.id == key_id).values(**changes).returning(api_keys)
     ended = _record((await connection.execute(query)).mappings().one())
     details = {"replaced_by": made.record.key_id, "ends_at": ended.revoked_at or ended.expires_at}
     await _tell(connection, act, "key.rotated", ended, details)
     return NewlyMade(key=made.key, record=made.record, replaces=ended)
-
-
-async def _refuse_rotated(connection: AsyncConnection, key: KeyRecord) -> None:
-    """Refuse to rotate a key whose overlap runs: its end is no longer its own, and would be the new key's. Raises
-    Conflict."""
-    if key.expires_at is None:
-        return
-    log = audit_log.c
-    query = select(log.details["replaced_by"].astext).order_by(log.id.desc()).limit(1)
-    query = query.where(log.team_id == key.team_id, log.action == "key.rotated", log.subject == key.key_id)
-    if (successor := (await connection.execute(query)).scalar_one_or_none()) is not None:
-        until = f"{key.expires_at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
-        words = f"The key '{key.key_id}' was replaced by '{successor}' and ends at {until}. Rotate that one instead."
-        raise Conflict(words, code="key_rotated")
 
 
 async def replace_secret(
@@ -195,7 +186,7 @@ async def get_key(connection: AsyncConnection, key_id: str) -> KeyRecord:
 
 
 async def revoke_key(connection: AsyncConnection, key_id: str, act: Act) -> KeyRecord:
-    """End a key at once, for ever; a revoked key stays as it was. Raises NotFound."""
+    """End a key at once, for ever; a revoked key stays as it was, and the key in its place goes on. Raises NotFound."""
     old = await _lock_key(connection, key_id)
     if old.revoked_at is not None:
         return old

@@ -178,6 +178,8 @@ def revoke(key_id: KeyId, where: WhereByApiKey) -> None:
 
     row = carry_out(where, lambda gateway: gateway.delete(f"/admin/keys/{key_id}"), here)
     show(where.format, row, COLUMNS, [row], f"Key {key_id}")
+    if (other := row.get("replaced_by")) is not None:  # none from a gateway of an earlier version
+        typer.echo(f"{other} was made in its place and is not revoked by this: tollgate keys revoke {other}", err=True)
 
 
 def _bounds(said: BoundOptions) -> dict[str, Any]:

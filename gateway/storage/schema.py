@@ -6,7 +6,7 @@ import asyncio
 
 import asyncpg
 
-FIRST, NEEDED = "0024", "0047"  # of migrations/versions: what was released first, and the last
+FIRST, NEEDED = "0024", "0048"  # of migrations/versions: what was released first, and the last
 ANSWERS_WITHIN = 2.0  # seconds; who cannot be asked is not waited for: known keys are served without Postgres
 # What the driver raises of itself; where SQLAlchemy does not look, it arrives as it is.
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)

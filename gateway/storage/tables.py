@@ -81,6 +81,7 @@ api_keys = Table(
     Column("prefix", Text, nullable=False),  # "tg-ab12": enough for a reader to tell keys apart
     Column("previous_digest", LargeBinary, unique=True),  # of the secret that its team has replaced
     moment("previous_until"),  # how long that one works
+    Column("replaced_by", Text),  # the key that an admin's rotation made in its place
     Column("limits", JSONB, nullable=False, server_default=text("'{}'::jsonb")),  # billing.core.holds.Limits
     Column("allowed_models", ARRAY(Text)),  # of those that the team may use; null: all
     Column("allowed_addresses", ARRAY(Text)),  # ranges; null: everywhere

@@ -121,12 +121,14 @@ def test_rotated_key_overlaps_with_the_old_one(house: House, admin: httpx.Client
     again = admin.post(f"/admin/keys/{first['key_id']}/rotate")  # its end is the overlap's, and would be the new key's
     both = (chat(house, first["key"]).status_code, chat(house, second["key"]).status_code)
     third = make(admin, f"/admin/keys/{second['key_id']}/rotate", overlap=0)
+    revoked = admin.delete(f"/admin/keys/{first['key_id']}").json()
 
     ends = datetime.fromisoformat(second["replaces"]["expires_at"])
     assert abs(ends - datetime.now(UTC) - timedelta(hours=1)) < timedelta(minutes=1)
     assert both == (200, 200)
     assert (again.status_code, again.json()["error"]["code"]) == (409, "key_rotated")
     assert second["key_id"] in again.json()["error"]["message"]
+    assert (revoked["status"], revoked["replaced_by"]) == ("revoked", second["key_id"])
     assert chat_until(house, second["key"], 401).status_code == 401
     assert chat(house, third["key"]).status_code == 200
     assert admin.post(f"/admin/keys/{second['key_id']}/rotate").status_code == 409

@@ -188,10 +188,12 @@ def test_key_is_rotated_and_revoked() -> None:
     old = as_json("keys", "create", "--team", "rotating")
 
     words = tollgate("keys", "rotate", old["key_id"], "--overlap", "2h").stdout
-    tollgate("keys", "revoke", old["key_id"])
+    revoked = tollgate("keys", "revoke", old["key_id"])
     keys = as_json("keys", "list", "--team", "rotating")["data"]
 
+    (new,) = (key["key_id"] for key in keys if key["key_id"] != old["key_id"])
     assert f"{old['key_id']} works until" in words
+    assert revoked.stderr.endswith(f" is not revoked by this: tollgate keys revoke {new}\n")
     assert sorted(key["status"] for key in keys) == ["active", "revoked"]
 
 
@@ -245,6 +247,8 @@ def test_a_batch_is_stored_under_the_lock_of_its_teams_limits(config: Path, tmp_
         return is_waiting
 
     assert asyncio.run(waits())
+    tollgate("teams", "create", "another")
+    assert "say whose batch it is" in tollgate("batch", "submit", str(file), exits=2).stderr
 
 
 def test_usage_of_a_quiet_day_is_a_table_of_zeros() -> None:
@@ -402,15 +406,17 @@ def test_a_part_of_a_file_is_checked_as_dev_reads_it(tmp_path: Path) -> None:
     part.write_text(f"providers: {{mine: {{{provider}}}}}\nmodels: {{m: {{{model}}}}}\n")
     alone = tollgate("config", "check", str(part), exits=1)
     fine = tollgate("config", "check", "--dev", str(part))
-    part.write_text(part.read_text() + "drain: 5\n")
-    faults = tollgate("config", "check", "--dev", str(part), exits=1)
+    more = "drain: 5\nlame_duck: ${NO_SUCH}\nno: 1\n"
+    part.write_text(part.read_text().replace("models: {", "models: {tollgate-demo: {}, ") + more)
+    faults = tollgate("config", "check", "--dev", str(part), exits=1).stderr.splitlines()
 
     assert (
         "database_url" in alone.stderr
         and alone.stderr.endswith("add --dev\n")
         and "fine: 2 models at 2 providers" in fine.stdout
     )
-    assert faults.stderr.startswith(f"{part}:3: drain")
+    told = [fault.split(": ")[1] for fault in faults]
+    assert (told[0], told[-3:]) == ("models.tollgate-demo", ["drain", "lame_duck", "no"])
 
 
 def test_the_version_is_told() -> None:

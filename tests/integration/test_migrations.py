@@ -50,6 +50,9 @@ def test_every_step_goes_forward_back_and_forward_again(empty_url: str) -> None:
 
     for revision in reversed(steps):
         migrations.upgrade(empty_url, revision)
+        if revision == "0047":
+            asyncio.run(servers.execute(empty_url, ROTATED_TWICE))
+    assert asyncio.run(_ask(empty_url, replaced_by)) == "key_b"
     assert differences(empty_url) == []
     migrations.downgrade(empty_url, "base")
     assert tables(empty_url) == {"alembic_version"}
@@ -117,6 +120,20 @@ def test_every_column_of_the_ledger_is_there(postgres_url: str) -> None:
     assert {"teams", "api_keys", "usage_daily", "batches", "batch_items", "files", "callbacks", "audit_log"} <= tables(
         postgres_url
     )
+
+
+# Of a version that knew by the audit log alone which key stands in another's place.
+ROTATED_TWICE = """
+    INSERT INTO teams (id, name) VALUES ('t', 't');
+    INSERT INTO api_keys (id, team_id, digest, prefix) VALUES ('key_old', 't', 'x', 'tg-');
+    INSERT INTO audit_log (actor, action, team_id, subject, details)
+    SELECT 'x', 'key.rotated', 't', 'key_old', jsonb_build_object('replaced_by', next)
+    FROM unnest(ARRAY['key_a', 'key_b']) AS next
+"""
+
+
+def replaced_by(connection: Connection) -> Any:
+    return connection.execute(text("SELECT replaced_by FROM api_keys")).scalar_one()
 
 
 def differences(url: str) -> list[Any]:

@@ -84,7 +84,8 @@ function OneTeam({ api, id, close, changed }) {
     if (typed !== null) act.run(async () => (await api.call("DELETE", path(`/admin/teams/${encodeURIComponent(id)}`, { confirm: typed.trim() })), close()));
   };
   const revoke = (key) => {
-    if (!confirm(`Revoke ${key.prefix}… of ${id}? It is refused within a second, for ever.`)) return;
+    const next = key.replaced_by ? ` The key in its place, ${key.replaced_by}, goes on.` : "";
+    if (!confirm(`Revoke ${key.prefix}… of ${id}? It is refused within a second, for ever.${next}`)) return;
     act.run(() => api.call("DELETE", `/admin/keys/${encodeURIComponent(key.key_id)}`));
   };
   const rotate = (key) =>

@@ -218,7 +218,8 @@ async def post_rotation(request: AnyRequest, key_id: FromPath[str]) -> Response[
 
 @delete("/admin/keys/{key_id:str}", guards=[team_admin_guard], status_code=200, summary="Revoke a key")
 async def delete_key(request: AnyRequest, key_id: FromPath[str]) -> Response[bytes]:
-    """End a key for ever. Every gateway refuses it within a second."""
+    """End a key for ever. Every gateway refuses it within a second. The key in its place, which a rotation made
+    (``replaced_by``), goes on."""
     async with transaction(request) as connection:
         await _visible_key(request, connection, key_id)
         record = await revoke_key(connection, key_id, act_of(request))
