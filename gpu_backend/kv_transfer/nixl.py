@@ -18,6 +18,10 @@ from gpu_backend.kv_transfer.wire import Refused
 LOOKS_EVERY = 0.0005  # seconds
 PATIENCE = 5.0  # seconds that a read may take
 MOST_LATE = 16  # reads that did not end in time, and whose memory is kept: beyond these blocks come over the connection
+MOST_PEERS = 64  # other engines that are known; of more, those that were read longest ago are forgotten
+
+Read = tuple[str | None, Any]  # from whom, and the library's handle; None: it did not come to that
+NO_READ: Read = (None, None)
 
 
 class NixlAgent:
@@ -34,21 +38,33 @@ class NixlAgent:
         except Exception as exc:  # of the library, which has no family of errors
             raise ValueError(f"NIXL does not start: {exc}") from exc
         self.lock = threading.Lock()
-        self._late: dict[NixlMemory, Any] = {}  # into which a read that nothing waits for may still write
+        self._late: dict[NixlMemory, Read] = {}  # into which a read that nothing waits for may still write
+        self._peers: dict[str, int] = {}  # reads that go on, by agent; the one that was met last is last
 
     @property
     def is_well(self) -> bool:
         """Whether reads end: where too many never do, as those of an engine that hangs, no more should begin."""
         with self.lock:
-            for memory, transfer in list(self._late.items()):
-                if self.state_of(transfer) != "PROC":
+            for memory, read in list(self._late.items()):
+                if self.state_of(read[1]) != "PROC":
                     del self._late[memory]
-                    self.end(memory, transfer)
+                    self.end(memory, read)
             return len(self._late) < MOST_LATE
 
-    def leave(self, memory: NixlMemory, transfer: Any) -> None:
+    def leave(self, memory: NixlMemory, read: Read) -> None:
         """Wait for a read no longer."""
-        self._late[memory] = transfer
+        self._late[memory] = read
+
+    def meet(self, metadata: bytes) -> str:
+        """Return the name of the agent that says this, from which a read begins; one of before may be forgotten."""
+        peer = self.agent.add_remote_agent(metadata)
+        self._peers[peer] = self._peers.pop(peer, 0) + 1
+        idle = [name for name, reads in self._peers.items() if not reads]
+        for name in idle[: max(0, len(self._peers) - MOST_PEERS)]:
+            del self._peers[name]
+            with suppress(Exception):  # of the library, as below
+                self.agent.remove_remote_agent(name)
+        return peer
 
     def state_of(self, transfer: Any) -> str:
         """Return how a read goes. The lock is held here and below."""
@@ -57,8 +73,11 @@ class NixlAgent:
         except Exception as exc:
             return f"{exc}"
 
-    def end(self, memory: NixlMemory, transfer: Any = None) -> None:
+    def end(self, memory: NixlMemory, read: Read = NO_READ) -> None:
         """Give back what a read and memory took, unless something may still be written there."""
+        peer, transfer = read
+        if peer is not None:
+            self._peers[peer] -= 1
         with suppress(Exception):  # of the library: there is nothing else to be done about it
             if transfer is not None:
                 self.agent.release_xfer_handle(transfer)
@@ -91,14 +110,15 @@ class NixlMemory:
 
         Raises ``Refused`` where they do not come.
         """
-        own, until = self._agent.agent, time.monotonic() + PATIENCE
-        with self._agent.lock, refusing("reads nothing"):
-            peer = own.add_remote_agent(b64decode(there["agent"]))
-            ends = [[(place, length, 0)] for place in (self._address, int(there["address"]))]
-            transfer = own.initialize_xfer("READ", *(own.get_xfer_descs(end, "DRAM") for end in ends), peer)
-            own.transfer(transfer)
-            state = self._agent.state_of(transfer)
+        own, until, state = self._agent.agent, time.monotonic() + PATIENCE, "ERR"
+        peer = transfer = None
         try:
+            with self._agent.lock, refusing("reads nothing"):
+                peer = self._agent.meet(b64decode(there["agent"]))
+                ends = [[(place, length, 0)] for place in (self._address, int(there["address"]))]
+                transfer = own.initialize_xfer("READ", *(own.get_xfer_descs(end, "DRAM") for end in ends), peer)
+                own.transfer(transfer)
+                state = self._agent.state_of(transfer)
             while state == "PROC":
                 look()
                 if time.monotonic() > until:
@@ -109,9 +129,9 @@ class NixlMemory:
         finally:
             with self._agent.lock:
                 if state == "PROC":
-                    self._agent.leave(self, transfer)
+                    self._agent.leave(self, (peer, transfer))
                 else:
-                    self._agent.end(self, transfer)
+                    self._agent.end(self, (peer, transfer))
         if state != "DONE":
             raise Refused(f"NIXL reads nothing: {state}")
         return self._bytes[:length]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -273,6 +274,37 @@ def test_a_read_that_never_ends_holds_no_request(monkeypatch: pytest.MonkeyPatch
         counts.append(ask(104))
 
     assert counts == [(0, 1), (0, 2), (7, 2), (14, 2)]
+
+
+@WITHOUT_NIXL
+def test_engines_that_were_read_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each start of an engine is another one to NIXL. They are read again all the same, and no read leaves anything."""
+    from nixl._api import nixl_agent
+
+    monkeypatch.setattr("gpu_backend.kv_transfer.nixl.MOST_PEERS", 2)
+    calls = Counter[str]()
+
+    def counted(name: str) -> Callable[..., Any]:
+        return lambda *given: (calls.update([name]), asked[name](*given))[1]
+
+    asked = {
+        each: getattr(nixl_agent, each) for each in ("initialize_xfer", "release_xfer_handle", "remove_remote_agent")
+    }
+    for name in asked:
+        monkeypatch.setattr(nixl_agent, name, counted(name))
+    with ExitStack() as stack:
+        decoder, *others = [stack.enter_context(counting_engine(nixl=True)) for _ in range(5)]
+        assert decoder.transfer._nixl is not None
+        for number, prefiller in enumerate([*others, others[0], others[0]]):
+            prompt = (number + 101, *PROMPT)
+            asks = greedy(f"r{number}", prompt)
+            answers = decode(decoder.loop, [replace(asks, remote=prefill(prefiller.loop, asks))])
+            expect_answer(answers, asks.request_id, prompt)
+        until(lambda: calls["release_xfer_handle"] == 6)
+
+        assert decoder.counters["kv_blocks_pulled"] == 6 * 7
+        assert list(decoder.transfer._nixl._peers.values()) == [0, 0]
+    assert calls == {"initialize_xfer": 6, "release_xfer_handle": 6, "remove_remote_agent": 3}
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
