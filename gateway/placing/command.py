@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -124,4 +125,5 @@ def _opener(placer: PlacerName, settings: Settings) -> Callable[[], Placer]:
         from gateway.placing.on_ray import RayPlacer
     except ImportError:
         fail("Ray is not installed: pip install 'tollgate[ray]'")
-    return RayPlacer
+    parts = urlsplit(settings.redis_url)  # without its password, which may change
+    return lambda: RayPlacer(fleet=parts.netloc.rpartition("@")[2] + parts.path)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from typing import Any
 
 import ray
@@ -25,6 +26,7 @@ from gateway.run.processes import free_port, spawn
 NAMESPACE = "tollgate"
 MODULE = ("-m", "gpu_backend")
 LOOKS_EVERY, PATIENCE = 1.0, 30.0  # seconds between looks at other ranks, and for one to answer
+IDLE_FOR = 10.0  # seconds for which a group without an actor may be one that another controller just asks for
 PARENT = "PARENT"  # stands for the process id of an actor
 AWAY = (RayError, RuntimeError, ConnectionError, TimeoutError)  # what Ray raises where the cluster does not answer
 
@@ -88,15 +90,19 @@ class EngineSupervisor(ProcessSupervisor):
 class RayPlacer:
     """Starts actors in the cluster of ``$RAY_ADDRESS``, else in that of this machine. ``words``: of a Python.
 
-    It is opened in the main thread.
+    It is opened in the main thread. ``fleet``: the Redis of its controllers; replicas of fleets that have others are in
+    namespaces of their own.
     """
 
-    def __init__(self, words: Sequence[str] = MODULE) -> None:
+    def __init__(self, words: Sequence[str] = MODULE, fleet: str = "") -> None:
         self._words = words
+        self.namespace = f"{NAMESPACE}-{sha256(fleet.encode()).hexdigest()[:12]}" if fleet else NAMESPACE
         self._has_groups = True  # an earlier controller's may be there
+        self._with_actors = set[str]()  # groups that had an actor at some look,
+        self._without: dict[str, float] = {}  # and since when those that have none have none (monotonic seconds)
         handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            ray.init("auto", namespace=NAMESPACE, log_to_driver=False, ignore_reinit_error=True)
+            ray.init("auto", namespace=self.namespace, log_to_driver=False, ignore_reinit_error=True)
         except AWAY as exc:
             token = "RAY_AUTH_MODE=token where it asks for one"  # Ray turns it on by itself for no address
             raise CannotPlace(f"no Ray cluster answers; `ray start --head`, or $RAY_ADDRESS, {token}: {exc}") from exc
@@ -117,7 +123,7 @@ class RayPlacer:
                 group = ray.util.placement_group(bundles, strategy="PACK", name=order.name, lifetime="detached")
                 place["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, 0)
                 self._has_groups = True
-            actor = ray.remote(EngineSupervisor).options(name=order.name, namespace=NAMESPACE, **place)
+            actor = ray.remote(EngineSupervisor).options(name=order.name, namespace=self.namespace, **place)
             actor.remote([*self._words, *order.arguments], dict(order.environment), gpus, order.ranks)
         except (*AWAY, ValueError) as exc:
             raise CannotPlace(f"Ray takes no actor: {exc}") from exc
@@ -125,7 +131,7 @@ class RayPlacer:
     def names(self) -> Collection[str]:
         """Return the replicas whose actors live, or wait for a machine."""
         try:
-            names = {one["name"] for one in ray.util.list_named_actors(True) if one["namespace"] == NAMESPACE}
+            names = {one["name"] for one in ray.util.list_named_actors(True) if one["namespace"] == self.namespace}
             if self._has_groups:
                 self._free_groups(names)
             return names
@@ -135,19 +141,23 @@ class RayPlacer:
     def stop(self, name: str) -> None:
         """Let an engine drain, and end. One that waits for a machine still is killed later."""
         with suppress(ValueError, *AWAY):
-            ray.get_actor(name, NAMESPACE).stop.remote()
+            ray.get_actor(name, self.namespace).stop.remote()
 
     def kill(self, name: str) -> None:
         """End an actor, and with it its engine."""
         with suppress(ValueError, *AWAY):
-            ray.kill(ray.get_actor(name, NAMESPACE))
+            ray.kill(ray.get_actor(name, self.namespace))
 
     def _free_groups(self, names: Collection[str]) -> None:
-        """Give the room back that engines of several ranks had."""
-        left = [one["name"] for one in ray.util.placement_group_table().values() if one["state"] != "REMOVED"]
-        ours = [name for name in left if read_name(name) is not None]
-        for name in ours:
-            if name not in names:
+        """Give the room back that engines of several ranks had. Another controller, whose turn just ended, may be about
+        to start one: its group has no actor yet."""
+        now, table = time.monotonic(), ray.util.placement_group_table().values()
+        left = {one["name"] for one in table if one["state"] != "REMOVED" and read_name(one["name"]) is not None}
+        self._with_actors = (self._with_actors | {*names}) & left
+        self._without = {name: self._without.get(name, now) for name in left - {*names}}
+        for name, since in self._without.items():
+            if name in self._with_actors or now - since > IDLE_FOR:
+                self._without[name] = now  # where it is another fleet's
                 with suppress(ValueError):
                     ray.util.remove_placement_group(ray.util.get_placement_group(name))
-        self._has_groups = bool(ours)
+        self._has_groups = bool(left)

@@ -162,7 +162,6 @@ def test_ranks_of_one_engine_start_and_end_together(first_to_die: str, cluster: 
 
     placer, port = RayPlacer(), free_port()
     arguments = ("--served-model-name", "demo", "--device", "cpu", "--step-cost", "off", "--port", str(port))
-    engine = EngineSpec(model=str(CHECKPOINT), gpus=0, arguments=("--tensor-parallel-size=2", *arguments))
     arguments = ("--tensor-parallel-size=2", *arguments)
     engine = EngineSpec(model=str(CHECKPOINT), gpus=0, arguments=arguments)
     large = replace(engine, arguments=("--pipeline-parallel-size", "5"))
@@ -187,6 +186,34 @@ def test_ranks_of_one_engine_start_and_end_together(first_to_die: str, cluster: 
 
     assert answer["usage"]["completion_tokens"] == 5
     assert waiting == {"PENDING"}
+
+
+def test_controllers_of_one_cluster_leave_each_others_replicas_alone(
+    cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that looks while another, whose turn has just ended, is about to start the ranks of an engine takes no group
+    from it; it frees one that stays without an actor. Replicas of a fleet with another Redis are not seen."""
+    from gateway.placing import on_ray
+
+    engine = EngineSpec(model=str(CHECKPOINT), gpus=0, arguments=("--tensor-parallel-size=2",))
+    order = order_for(new_name("own", revision_of(engine)), engine, Rollout(), {})
+    sleeps = ("-c", "import time; time.sleep(600)")
+    mine, others, foreign = on_ray.RayPlacer(sleeps), on_ray.RayPlacer(sleeps), on_ray.RayPlacer(fleet="another")
+    made = ray.remote
+
+    def states() -> list[str]:
+        return [one["state"] for one in ray.util.placement_group_table().values() if one["name"] == order.name]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ray, "remote", lambda kind: (others.names(), made(kind))[1])
+        mine.start(order)
+    until(lambda: states() == ["CREATED"], within=WITHIN)
+    seen = [set(one.names()) for one in (mine, others, foreign)]
+    mine.kill(order.name)
+    monkeypatch.setattr(on_ray, "IDLE_FOR", 0.0)
+    until(lambda: not others.names() and states() == ["REMOVED"], within=WITHIN)
+
+    assert seen == [{order.name}, {order.name}, set()]
 
 
 def _answers(url: str) -> bool:
