@@ -18,10 +18,11 @@ from gateway.accounts.guards import open_guard
 from gateway.dialects.table import errors_at
 
 SCHEMAS = "#/components/schemas/"
-# How a caller authenticates: either header with a team's key, or an admin's.
+# How a caller authenticates: any of these headers, with a team's key, or an admin's.
 SECURITY = {
     "key": {"type": "http", "scheme": "bearer", "description": "A team's key or an admin's."},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same, Anthropic's way."},
+    "api-key": {"type": "apiKey", "in": "header", "name": "api-key", "description": "The same, Azure's way."},
 }
 _CONVERTER = re.compile(r":\w+}")  # of {team_id:str}
 _DECIMAL = b'{"type":"string","format":"decimal"}'  # as msgspec writes what it reads from numbers, too

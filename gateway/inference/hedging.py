@@ -30,6 +30,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.chat import ChatRequest, HostedTool
 from protocol.errors import Overloaded, ServiceError
+from protocol.inference import Generation
 from protocol.serving.leaving import Client
 from router.catalog.targets import Target, Tier
 
@@ -77,13 +78,15 @@ class Hedger(Struct, eq=False):
     def delay(self, context: AttemptContext) -> float | None:
         """Return the seconds after which a second target is asked; ``None``: none is.
 
-        Only a client that waits for a stream is served sooner by that, and tools that the upstream runs may do twice
-        what is asked once.
+        Only a client that waits for a stream is served sooner by that; pictures and sound are owed whole wherever they
+        are begun, and tools that the upstream runs may do twice what is asked once.
         """
         call, route = context.call, context.route
         if (hedge := self.hedges.get(call.request.model)) is None or not call.streams or len(route.targets) < 2:
             return None
         if call.is_batch_item or call.is_background or call.is_internal or call.routing.tier is not Tier.INTERACTIVE:
+            return None
+        if not isinstance(call.request, Generation):
             return None
         tools = call.request.tools if isinstance(call.request, ChatRequest) else None
         if any(isinstance(tool, HostedTool) for tool in tools or ()):

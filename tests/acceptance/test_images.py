@@ -97,14 +97,14 @@ def test_a_picture_costs_what_its_quality_and_size_do(
 
 
 def test_a_picture_of_an_unknown_price_is_not_asked_for(openai: OpenAI, upstream: ScriptedUpstream) -> None:
-    """The parameter that has no price is named; a model that has one, or one price for all, may answer."""
-    for wrong in (
-        {"size": "2048x2048", "quality": "low"},
-        {"quality": "finest"},
-        {"size": "2048x2048", "quality": "low"},
+    """The parameter that has no price is named, with what has one; a model that has one, or one price for all, may
+    answer."""
+    for wrong, priced in (
+        ({"quality": "finest"}, "'low', 'high', 'auto'"),
+        ({"size": "2048x2048", "quality": "low"}, "'1024x1024', '1536x1024'"),
     ):
         asked: dict[str, Any] = {"model": "canvas", "prompt": "A toll gate", **wrong}
-        with pytest.raises(BadRequestError, match="at the model that answers here is not known") as caught:
+        with pytest.raises(BadRequestError, match=f"is not known. It is of {priced}") as caught:
             openai.images.generate(**asked)
         assert caught.value.param == next(iter(wrong))
     assert upstream.requests == []

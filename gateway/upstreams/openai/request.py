@@ -14,10 +14,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from billing.core.pictures import fitting
 from gateway.upstreams.wire.base import Asking, UpstreamRequest
 from gateway.upstreams.wire.short_ids import short_id
-from gateway.upstreams.wire.unsayable import Unsayable, is_marked, leave_out_anthropics
+from gateway.upstreams.wire.unsayable import Unsayable, is_marked, leave_out_anthropics, refuse_unpriced
 from protocol.chat import (
     PDF,
     AudioPart,
@@ -81,7 +80,7 @@ def write_request(asking: Asking) -> UpstreamRequest:
         request = replace(request, model=model, stream_format="sse" if is_counted else None, user=None)
     else:
         if isinstance(request, ImageRequest):
-            _refuse_unpriced(request, asking)
+            refuse_unpriced(asking.target.model.price.pictures, request.quality, request.size)
             request = replace(request, stream=asking.streams or None)
         request = replace(request, model=model)
     if isinstance(request, ChatRequest):
@@ -134,17 +133,6 @@ def write_count(asking: Asking) -> UpstreamRequest:
         told["reasoning_effort"] = chat.reasoning_effort
     url = asking.target.endpoint.base_url.removesuffix("/v1") + "/tokenize"
     return UpstreamRequest("POST", url, JSON_HEADERS | credentials(asking), msgspec.json.encode(told))
-
-
-def _refuse_unpriced(request: ImageRequest, asking: Asking) -> None:
-    """Raise Unsayable for pictures of which the model's price does not say what they cost."""
-    rows = asking.target.model.price.pictures
-    for name, asked in (("quality", (request.quality, None)), ("size", (request.quality, request.size))):
-        if rows and not fitting(rows, *asked):
-            words = (
-                f"What pictures of {name} '{getattr(request, name)[:50]}' cost at the model that answers here is not"
-            )
-            raise Unsayable(f"{words} known. Ask for another {name}.", param=name)
 
 
 def _transcription_form(request: TranscriptionRequest, asking: Asking, path: str) -> UpstreamRequest:

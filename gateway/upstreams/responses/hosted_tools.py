@@ -8,10 +8,9 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from billing.core.pictures import fitting
 from gateway.core.settings import EVERY_TEAM
 from gateway.upstreams.wire.base import Asking
-from gateway.upstreams.wire.unsayable import Unsayable
+from gateway.upstreams.wire.unsayable import Unsayable, refuse_unpriced
 from protocol.responses import HOSTED, HOSTED_FIELDS, ResponsesTool
 from router.eligibility import PRICE_OF
 
@@ -73,8 +72,4 @@ def _check_picture(tool: ResponsesTool, where: str, asking: Asking) -> None:
     if tool.model not in (None, asking.hosted.image_generation):
         words = f"Pictures are made by '{asking.hosted.image_generation}' at the provider that answers here."
         raise Unsayable(f"{words} Leave 'model' out.", param=f"{where}.model")
-    rows = asking.target.model.price.pictures
-    for name, asked in (("quality", (tool.quality, None)), ("size", (tool.quality, tool.size))):
-        if rows and not fitting(rows, *asked):
-            words = f"What pictures of {name} '{(getattr(tool, name) or '')[:50]}' cost at the model that answers here"
-            raise Unsayable(f"{words} is not known. Ask for another {name}.", param=f"{where}.{name}")
+    refuse_unpriced(asking.target.model.price.pictures, tool.quality, tool.size, f"{where}.")

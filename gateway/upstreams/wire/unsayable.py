@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from billing.core.pictures import PicturePrice, fitting
 from gateway.core.settings import DROPPABLE
 from gateway.upstreams.wire.errors import UpstreamRefused, UpstreamUnable
 from protocol.chat import ChatRequest, ItemMessage, Message, ToolCall
@@ -139,3 +140,14 @@ def leave_out_anthropics(asked: MessagesRequest) -> Iterator[str]:
             what, right = "cites no documents", "Send it without 'citations'"
         words = f"The model that answers here {what}. {right}, or ask one of Anthropic's models."
         raise UpstreamUnable(words, param="tools" if is_tool else "messages")
+
+
+def refuse_unpriced(rows: Sequence[PicturePrice], quality: str | None, size: str | None, where: str = "") -> None:
+    """Raise Unsayable for pictures of which a model's price does not say what they cost. ``where`` stands before the
+    name of the field."""
+    found = fitting(rows, quality, None)
+    name, said, known = ("size", size, found) if found else ("quality", quality, rows)
+    if rows and not fitting(found, quality, size):
+        words = f"What pictures of {name} '{(said or '')[:50]}' cost at the model that answers here is not known."
+        priced = ", ".join(f"'{each}'" for each in dict.fromkeys(getattr(row, name) for row in known))
+        raise Unsayable(f"{words} It is of {priced}.", param=where + name)

@@ -60,3 +60,4 @@ def test_a_call_has_its_headers_and_its_queries() -> None:
     assert "text/event-stream" in chat["responses"]["200"]["content"]
     assert operation_of("/admin/keys/{key_id:str}/rotate", "POST")["requestBody"]["required"] is False
     assert operation_of("/health/live", "GET")["security"] == []
+    assert chat["security"] == [{"key": []}, {"x-api-key": []}, {"api-key": []}]

@@ -20,6 +20,8 @@ from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.resilience.retry_budget import BURST, RetryBudget
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamRefused
 from protocol.chat import ChatRequest
+from protocol.completions import CompletionRequest
+from protocol.media.images import ImageRequest
 from protocol.serving.leaving import Client
 from router import RoutingOptions
 from router.catalog.targets import Endpoint, Route, Target, TeamKeys
@@ -319,9 +321,12 @@ async def test_what_another_target_took_is_not_the_firsts() -> None:
 
 
 async def test_a_plain_call_is_not_hedged() -> None:
-    """Nor where our own engine is asked for a stream all the same."""
+    """Nor where our own engine is asked for a stream all the same; nor a picture, which both upstreams would make whole
+    and charge."""
     parts = Parts(never)
-    plain = replace(CALL, request=ChatRequest(model="small", messages=()))
+    words = {"model": "small", "prompt": "A toll gate", "stream": True}
+    asked = (ChatRequest(model="small", messages=()), CompletionRequest(**words), ImageRequest(**words))
 
     assert parts.hedger.delay(parts.context) == 0.0
-    assert parts.hedger.delay(replace(parts.context, call=plain)) is None
+    calls = [replace(CALL, request=each) for each in asked]
+    assert [parts.hedger.delay(replace(parts.context, call=each)) for each in calls] == [None, 0.0, None]
