@@ -1,7 +1,7 @@
 # How many calls our own engines can take, by their own reports: how many replies run, how many wait inside them, and
 # how many they run at the most. The aim is a short queue inside the engine, enough that it never runs dry; calls
 # beyond that wait here, where every replica can still take them. (Like TCP Vegas: Brakmo and Peterson, IEEE JSAC
-# 13(8), 1995, section 4; but there the queue must be guessed, and here it is reported.) An engine that was started
+# 13(8), 1995, section 4; but there the queue must be guessed, and here it is reported.) An engine that takes calls
 # again says so as well: its breakers let probes through at once; and what each can do is learned on the way.
 
 from __future__ import annotations
@@ -132,6 +132,7 @@ class EngineWatch:
         try:
             report = await ask_load(self._client, self._providers, replica)
         except UpstreamFailure as exc:
+            self._note_instance(where, "")
             if room is not None:
                 room.state = ""
                 self._limiter.resize(room, None, is_full=False)  # its breakers decide whether it is called
@@ -144,12 +145,12 @@ class EngineWatch:
             room.takes_blocks, room.adapters = report.kv_transfer, frozenset(report.adapters)
             if len(replica.provider.endpoints) > 1:
                 self._kv_events.note(where, report.instance_id, report.kv_events, self._networks)
-        if report.status not in TAKES_NONE:
-            self._note_instance(where, report.instance_id)
+        self._note_instance(where, "" if report.status in TAKES_NONE else report.instance_id)
         return self._told.hear(where, report.abilities)
 
     def _note_instance(self, where: str, instance: str) -> None:
-        """What failed at an engine's last process tells nothing of the one that serves there now."""
-        if self._serving.get(where, instance) != instance:
+        """Note which instance takes calls, none where it is empty. What failed before it took them, at this process or
+        the last, tells nothing of what it does now."""
+        if instance and self._serving.get(where, instance) != instance:
             self._breakers.try_again(where)
         self._serving[where] = instance

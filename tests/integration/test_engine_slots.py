@@ -125,6 +125,37 @@ async def test_an_engine_that_was_started_again_is_tried_at_once(client: Upstrea
         assert [state for _, state in breakers.states()] == [State.HALF_OPEN]
 
 
+async def test_an_engine_that_takes_calls_again_is_tried_at_once(client: UpstreamClient) -> None:
+    """The same process, too, whose model was loaded anew: calls that failed meanwhile say nothing of it now."""
+    statuses = ["active", "active", "starting", "active", "active"]
+
+    async def play(writer: asyncio.StreamWriter) -> None:
+        said = b'{"instance_id": "i", "model_id": "m", "status": "%b"}' % statuses.pop(0).encode()
+        head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        writer.write(head % len(said) + said)
+
+    async with serving(play) as url:
+        endpoint, clock = Endpoint("local", url + "/v1"), SetClock()
+        own = ProviderSettings(name="own", format="openai", self_hosted=True, endpoints=(endpoint,))
+        registry, target = ProviderRegistry({"own": own}), Target(model("tiny", "own"), endpoint)
+        limiter = TargetLimiter(registry, [target], cast(Any, None), QueueSettings(), clock, Metrics())
+        edition: Any = SimpleNamespace(providers=registry, settings=SimpleNamespace(providers={"own": own}, fleet=None))
+        breakers = breakers_of(registry, [target], clock)
+        watch = watch_of(edition, limiter, breakers, client, clock)
+        await watch.look_once()
+        for _ in range(own.breaker.min_requests):
+            breakers.failed(await breakers.enter(target), UpstreamError("", outcome="connect"), "a", 10)
+        seen = []
+        for _ in range(3):
+            await watch.look_once()
+            seen.append(breakers.states()[0][1])
+        breakers.failed(await breakers.enter(target), UpstreamError("", outcome="connect"), "a", 10)
+        await watch.look_once()
+        seen.append(breakers.states()[0][1])  # of one that fails while it says that it is well, as ever
+
+    assert seen == [State.OPEN, State.OPEN, State.HALF_OPEN, State.OPEN]
+
+
 @pytest.mark.parametrize(("said", "news"), [(b'{"x": ' + b"[" * 60_000, 1), (b'{"server_load": 0}', 1), (b"", 0)])
 async def test_what_an_engine_says_ends_no_look(client: UpstreamClient, said: bytes, news: int) -> None:
     """Nor the start of a gateway, which looks once: what nests is no report. One that hangs up may be ours,
