@@ -76,7 +76,7 @@ class ChatStore:
         is_rising: bool,
     ) -> tuple[dict[str, StoredChat], bool]:
         """Return the chats that a list ``takes``, by their ids, the oldest first or the latest, and whether there are
-        more; ``note`` is told of each read, and after the first a few lists of a team wait until it lets them. Raises
+        more; ``note`` is told of each read, and a few lists of a team wait until it lets them. Raises
         BadRequest, StoredResponseUnreadable, and what ``note`` does."""
         place: Any = None
         if after is not None:
@@ -89,7 +89,7 @@ class ChatStore:
         for read in range(MOST_IN_VAIN):
             if found and read >= MOST_READS:
                 return found, True
-            await self._turn(team_id, note, is_first=not read)
+            await self._turn(team_id, note)
             values = {"at": place and place.created_at, "id": place and place.id, "most": READ_AT_ONCE}
             if not (rows := await self._responses.rows(statement, team_id, **values)):
                 return found, False
@@ -105,12 +105,12 @@ class ChatStore:
             raise BadRequest(f"{words}. Go on with after={place.id}.", param="after")
         return found, True
 
-    async def _turn(self, team_id: str, note: Callable[[], object], *, is_first: bool) -> None:
+    async def _turn(self, team_id: str, note: Callable[[], object]) -> None:
         try:
             note()
             return
         except RateLimited:  # however many lists a team asks for, few of them have pages in memory and look at clocks
-            if is_first or self._waiting[team_id] >= MOST_WAITING:
+            if self._waiting[team_id] >= MOST_WAITING:
                 raise
         self._waiting[team_id] += 1
         try:

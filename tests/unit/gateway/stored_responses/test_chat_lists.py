@@ -63,3 +63,19 @@ async def test_few_lists_of_a_team_wait_for_their_turn() -> None:
         with pytest.raises(BadRequest, match="Go on with after=chatcmpl-1"):
             await one
     assert not store._waiting
+
+
+async def test_a_page_after_one_that_was_slowed_waits_too() -> None:
+    """The reads of a long search used up what the team may ask: the page after it is late, and no 429."""
+    now = 0.0
+    limit = StoredLimit(lambda: now)
+    store = ChatStore(EndlessChats())  # type: ignore[arg-type]
+    for _ in range(int(limit.at_once)):
+        limit.take("team")
+    after = store.page("team", lambda _: True, lambda: limit.take("team"), limit=1, after=None, is_rising=True)
+
+    page = asyncio.create_task(after)
+    await asyncio.sleep(0.05)
+    is_done, now = page.done(), 2 / limit.a_second
+
+    assert not is_done and [*(await page)[0]] == ["chatcmpl-1"]
