@@ -23,3 +23,14 @@ def configure_logging() -> None:
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, force=True)
+    logging.getLogger().handlers[0].addFilter(_tell_in_a_line)
+
+
+def _tell_in_a_line(record: logging.LogRecord) -> bool:
+    """Tell what the pool of connections to Postgres met as it closed one, without a traceback of the pool's own; let
+    every other record through."""
+    if not (record.name.startswith("sqlalchemy.pool") and record.exc_info):
+        return True
+    words = record.getMessage()
+    structlog.get_logger().warning("postgres_connection_lost", said=words, error=repr(record.exc_info[1]))
+    return False
