@@ -16,6 +16,7 @@ from billing.core.store_errors import postgres_cannot_now
 from gateway.core.errors import EncodedBody
 from gateway.dialects.table import ENDPOINTS, errors_for
 from gateway.http.exchange import LARGEST_BODY
+from gateway.storage.schema import is_without_schema
 from gateway.telemetry.refusals import Refusals
 from protocol.errors import BadRequest, MethodNotAllowed, Overloaded, ServiceError, TooLarge, UnknownUrl
 
@@ -40,7 +41,7 @@ def as_service_error(request: Request[Any, Any, Any], exc: Exception) -> Service
     match exc:
         case BadRequest(code="invalid_json") if request.headers.get("content-encoding", "identity") != "identity":
             return EncodedBody("Send the body as it is: no content-encoding is read here.", param="content-encoding")
-        case ServiceError():
+        case ServiceError() if not is_without_schema(exc.__cause__):  # of such one it would say that Postgres is away
             return exc
         case HTTPException(status_code=404 | 405) if request.url.path.endswith(GEMINIS):
             return UnknownUrl(unknown_url(request.method, request.url.path))
@@ -64,7 +65,9 @@ def as_service_error(request: Request[Any, Any, Any], exc: Exception) -> Service
         case _ if postgres_cannot_now(exc):
             return _dependency_unavailable(exc)
     request_id = request.scope["state"].get("request_id", "")
-    log.error("unexpected_error", request_id=request_id, exc_info=exc)
+    is_schemas = is_without_schema(exc) or is_without_schema(exc.__cause__)
+    remedy = {"remedy": "run `tollgate migrate`"} if is_schemas else {}
+    log.error("unexpected_error", request_id=request_id, **remedy, exc_info=exc)
     return ServiceError(f"The gateway failed in an unexpected way. Mention the request id {request_id}.")
 
 

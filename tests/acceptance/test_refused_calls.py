@@ -11,8 +11,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.accounts.schemas import LimitsInput
+from gateway.core.keys import new_key
 from tests.support.house import House, make_team
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.servers import execute
 
 SAID = "a-secret-that-a-user-wrote"
 CHAT = "/v1/chat/completions"
@@ -105,3 +107,22 @@ def test_a_failed_call_is_in_the_log(
 
     assert (line["event"], line["status"], line["outcome"]) == ("call_failed", status, outcome)
     assert (line["team"], line["model"]) == ("refused_plain", "small")
+
+
+def test_a_schema_that_is_too_old_is_no_database_that_is_away(house: House) -> None:
+    """Nor worth another try: a 500, and in the log what helps."""
+    try:
+        rename_column(house, "cache", "was_cache")
+        with capture_logs() as logs, house.client(new_key()) as client:
+            answer = client.post(CHAT, json=ASK)
+    finally:
+        rename_column(house, "was_cache", "cache")
+
+    [line] = [one for one in logs if one["event"] == "unexpected_error"]
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, None), answer.text
+    assert (line["remedy"], line["request_id"]) == ("run `tollgate migrate`", answer.headers["x-request-id"])
+    assert "UndefinedColumn" in repr(line["exc_info"].__cause__)
+
+
+def rename_column(house: House, old: str, new: str) -> None:
+    asyncio.run(execute(house.settings.database_url, f"ALTER TABLE api_keys RENAME COLUMN {old} TO {new}"))
