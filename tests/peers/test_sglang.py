@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.engine_suite import RANDOM, outcomes_of, suite_house, unexplained, write_suite_model
+from tests.support.engine_suite import RANDOM, outcomes_of, unexplained
 from tests.support.house import House
 
 SUITE = Path(os.environ.get("PEERS", ".")).absolute() / "sglang"
@@ -122,19 +121,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_suite_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def house(folder: Path, tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterator[House]:
-    """A gateway that has the suite's models, each of them ours."""
-    with suite_house(folder, MODELS, postgres_url, tmp_path_factory.mktemp("house")) as house:
-        yield house
-
-
-def test_its_suite_passes(house: House, folder: Path, tmp_path: Path) -> None:
+def test_its_suite_passes(suite_house: House, suite_model: Path, tmp_path: Path) -> None:
     """But for what stands in EXPECTED."""
     shutil.copy(STAND_IN, tmp_path / "conftest.py")
     (tmp_path / "tests").mkdir()
@@ -142,7 +129,7 @@ def test_its_suite_passes(house: House, folder: Path, tmp_path: Path) -> None:
         for name in names:
             shutil.copy(SUITE / "test" / place / f"test_{name}.py", tmp_path / "tests" / f"test_{name}.py")
     once = ("-k", " and ".join(f"not {name}" for name in AGAIN))
-    outcomes = outcomes_of(house, folder, tmp_path, {"SGLANG_PATH": str(SUITE)}, *once)
+    outcomes = outcomes_of(suite_house, suite_model, tmp_path, {"SGLANG_PATH": str(SUITE)}, *once)
 
     assert unexplained(outcomes, EXPECTED) == {}
     assert sum(what == "passed" for what, _ in outcomes.values()) >= 50

@@ -1,58 +1,17 @@
-# What suites of other engines' HTTP APIs run against: a gateway before our engine with a tiny random model that answers
-# to all of their models' names; and how such a suite is run, by pytest beside ours.
+# How suites of other engines' HTTP APIs are run, by pytest beside ours, before what tests/peers/conftest.py has.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
-from msgspec.structs import replace
+from tests.support.house import House
 
-from router.catalog.targets import Endpoint
-from tests.support.engine_server import running_engine_server
-from tests.support.house import House, model, running_house, settings_for
-from tests.support.servers import database_of_its_own
-from tests.support.temporary_stores import temporary_valkey
-from tests.support.tiny_model import CHAT_TEMPLATE, TinyModel, write_tiny_model
-
-TEMPLATE = "{% for tool in tools or [] %}{{ tool.function.name }}<tool_call>{% endfor %}" + CHAT_TEMPLATE
-ENDS = [184, 185, 186, 187]  # bytes that are in no text: a reply has some 65 tokens
-CONTEXT = 16_384
 RANDOM = "a random model answers nothing of use, calls no tool unasked, and may end a JSON text late"
-
-
-def write_suite_model(folder: Path) -> Path:
-    """Write the model into ``folder``, and return that."""
-    shape = TinyModel(max_position=CONTEXT, extra={"eos_token_id": ENDS})
-    write_tiny_model(folder, shape, with_tokenizer=True)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["chat_template"] = TEMPLATE
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
-
-
-@contextmanager
-def suite_house(folder: Path, models: Iterable[str], postgres_url: str, home: Path) -> Iterator[House]:
-    """Run a gateway that has ``models``, each of them ours."""
-    with (
-        database_of_its_own(postgres_url) as database_url,
-        temporary_valkey() as valkey,
-        running_engine_server(folder) as engine,
-    ):
-        settings = settings_for(database_url, valkey.url, engine.url, home)
-        given = settings.providers["upstream"]
-        patient = replace(given.timeouts, first_token=30.0, between_tokens=30.0, total=60.0)
-        here = (Endpoint("here", engine.url + "/v1"),)
-        own = replace(given, name="own", self_hosted=True, endpoints=here, timeouts=patient)
-        known = {name: model(name, "own", upstream_model="tiny", context=CONTEXT) for name in models}
-        with running_house(replace(settings, providers={"own": own}, models=known, auto={}, aliases={})) as house:
-            yield house
 
 
 def outcomes_of(
