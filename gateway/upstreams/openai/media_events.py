@@ -70,7 +70,7 @@ class PictureEvents(SseEvents):
         is_whole = said.type.endswith(".completed")
         if not (is_whole or said.type.endswith(".partial_image")):
             return
-        if not (memoryview(said.b64_json)[:1] == b'"' or said.url):  # not copied: it may be long
+        if not (bytes(memoryview(said.b64_json)[:1]) == b'"' or said.url):  # not copied: it may be long
             raise UpstreamError("The upstream sent an event without its picture.", outcome="malformed")
         place = None if is_whole else said.partial_image_index or 0
         told = (said.size, said.quality, said.background, said.output_format)
