@@ -7,7 +7,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from litestar import Request, Response
@@ -19,6 +19,7 @@ from gpu_backend.server.client.engine_client import EngineClient
 from gpu_backend.server.client.errors import ModelNotFound
 from gpu_backend.server.generation import Generation, Job
 from gpu_backend.server.metrics import Metrics
+from gpu_backend.server.requests.counting import Counts
 from gpu_backend.server.requests.pictures import can_decode
 from gpu_backend.server.settings import FrontSettings
 from gpu_backend.server.wire import encode
@@ -38,6 +39,7 @@ class Front:
     instance_id: str  # another one after every start: counters begin anew
     node_id: str  # the machine
     model_number: int = 0  # the engine's, while it has this model
+    counts: Counts = field(default_factory=Counts)
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex
     draw_seed: Callable[[], int] = lambda: secrets.randbits(63)
     now: Callable[[], float] = time.time  # unix seconds

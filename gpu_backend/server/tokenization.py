@@ -1,26 +1,32 @@
 # Texts as tokens, for routers that hash prompts and clients that count them. /tokenize, /detokenize and the render
-# routes are vLLM's (its documentation, "Tokenizer API" and "Renderer APIs"); nothing here is computed on the device.
+# routes are vLLM's (its documentation, "Tokenizer API" and "Renderer APIs"). Nothing here is computed on the device;
+# all of it is done in turn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
-from litestar import Request, Response, post
+from litestar import Request, post
+from litestar.types import ASGIApp
 from msgspec import Struct
 
+from gpu_backend.server.answers import send_json
 from gpu_backend.server.chat import encode_prompt, read_chat, with_pictures
 from gpu_backend.server.checkpoint.tokens import LONG_TEXT, TextCodec, TooManyTokens
-from gpu_backend.server.front import Front, front_of, json_answer, request_id_of
+from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.requests.bodies import read_body
 from gpu_backend.server.requests.checks import check_completion
 from gpu_backend.server.requests.pictures import find_pictures
 from gpu_backend.server.requests.prompts import check_token_ids, encode_prompts, render_chat
 from gpu_backend.server.requests.tools import read_tools
+from gpu_backend.server.wire import encode
 from protocol.chat import ChatRequest, Message, Tool
 from protocol.completions import CompletionRequest
 from protocol.decoding import decode_with_extra
 from protocol.errors import BadRequest, UnsupportedParameter, invalid_param
+from protocol.serving.leaving import ended_when_client_leaves
 from protocol.serving.off_loop import in_parallel, off_loop
 
 MOST_TOKENS = 2**20  # of a text that is only counted: it may be longer than the model's context
@@ -47,12 +53,53 @@ class DetokenizeBody(Struct, frozen=True, kw_only=True):
 T = TypeVar("T", TokenizeBody, DetokenizeBody)
 
 
+class CountResponse(Struct, eq=False):
+    """Counts in its turn, and answers with the JSON of that; not at all where its client has left before."""
+
+    _front: Front
+    _raw: bytes
+    _count: Callable[[Front, bytes, str], Coroutine[Any, Any, bytes]]
+    _request_id: str
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Wait, count, and answer."""
+        with ended_when_client_leaves(scope, receive):
+            count = partial(self._count, self._front, self._raw, self._request_id)
+            await send_json(send, await self._front.counts.take(len(self._raw), count), self._request_id)
+
+
 @post("/tokenize", status_code=200)
-async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def tokenize(request: Request[Any, Any, Any]) -> ASGIApp:
     """Return the tokens of a text or of a conversation, also of one that is too long for the model."""
-    front = front_of(request)
+    return await _counted(request, _tokens)
+
+
+@post("/detokenize", status_code=200)
+async def detokenize(request: Request[Any, Any, Any]) -> ASGIApp:
+    """Return the text of a run of tokens, special ones by their names."""
+    return await _counted(request, _text)
+
+
+@post("/v1/completions/render", status_code=200)
+async def render_completion(request: Request[Any, Any, Any]) -> ASGIApp:
+    """Return the tokens of each prompt of a completion, and compute nothing."""
+    return await _counted(request, _rendered_completion)
+
+
+@post("/v1/chat/completions/render", status_code=200)
+async def render_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
+    """Return the tokens that a conversation would be computed from, and compute nothing."""
+    return await _counted(request, _rendered_chat)
+
+
+async def _counted(
+    request: Request[Any, Any, Any], count: Callable[[Front, bytes, str], Coroutine[Any, Any, bytes]]
+) -> ASGIApp:
+    return CountResponse(front_of(request), await request.body(), count, request_id_of(request))
+
+
+async def _tokens(front: Front, raw: bytes, _: str) -> bytes:
     max_model_len = front.max_model_len
-    raw = await request.body()
     body = await off_loop(len(raw), lambda: _read(raw, TokenizeBody, front))
     text = await off_loop(len(raw), lambda: _text_of(body, front))
     adds = body.messages is None and body.add_special_tokens is not False
@@ -64,50 +111,38 @@ async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
     except TooManyTokens as exc:
         raise invalid_param("prompt", f"The text has more than {MOST_TOKENS} tokens. Send it in parts.") from exc
     pictures = find_pictures(body.messages or (), front.settings.engine.pictures)
-    tokens, _ = await with_pictures(front, tokens, pictures, "", MOST_TOKENS)
+    tokens = (await with_pictures(front, tokens, pictures, "", MOST_TOKENS))[0]
 
-    def write() -> Response[bytes]:
+    def write() -> bytes:
         shown = [_decoded(codec, (token,)) for token in tokens] if body.return_token_strs else None
         counts = {"count": len(tokens), "max_model_len": max_model_len}
-        return json_answer(counts | {"tokens": tokens, "token_strs": shown})
+        return encode(counts | {"tokens": tokens, "token_strs": shown})
 
     return await off_loop(len(text), write)
 
 
-@post("/detokenize", status_code=200)
-async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """Return the text of a run of tokens, special ones by their names."""
-    front = front_of(request)
-    raw = await request.body()
+async def _text(front: Front, raw: bytes, _: str) -> bytes:
     body = await off_loop(len(raw), lambda: _read(raw, DetokenizeBody, front))
 
-    def write() -> Response[bytes]:
+    def write() -> bytes:
         check_token_ids(body.tokens, front.checkpoint.vocab_size, "tokens")
-        return json_answer({"prompt": _decoded(front.checkpoint.codec, body.tokens)})
+        return encode({"prompt": _decoded(front.checkpoint.codec, body.tokens)})
 
     return await off_loop(len(raw), write)
 
 
-@post("/v1/completions/render", status_code=200)
-async def render_completion(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """Return the tokens of each prompt of a completion, and compute nothing."""
-    front = front_of(request)
-    raw = await request.body()
+async def _rendered_completion(front: Front, raw: bytes, request_id: str) -> bytes:
     body, extensions = await off_loop(len(raw), lambda: read_body(raw, CompletionRequest))
     front.check_model(body.model)
     check_completion(body, extensions)
     prompts = await encode_prompts(front.checkpoint, body.prompt, front.max_model_len, room_for_reply=1, param="prompt")
-    return json_answer([_rendered(request, body.model, tokens) for tokens in prompts])
+    return encode([_rendered(request_id, body.model, tokens) for tokens in prompts])
 
 
-@post("/v1/chat/completions/render", status_code=200)
-async def render_chat_completion(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """Return the tokens that a conversation would be computed from, and compute nothing."""
-    front = front_of(request)
-    raw = await request.body()
+async def _rendered_chat(front: Front, raw: bytes, request_id: str) -> bytes:
     asked = await off_loop(len(raw), lambda: read_chat(front, raw))
     tokens, _ = await encode_prompt(front, asked, "")
-    return json_answer(_rendered(request, asked.body.model, tokens))
+    return encode(_rendered(request_id, asked.body.model, tokens))
 
 
 def _read(raw: bytes, type: type[T], front: Front) -> T:
@@ -143,9 +178,9 @@ def _decoded(codec: TextCodec, tokens: Sequence[int]) -> str:
     return b"".join(map(codec.label, tokens)).decode(errors="replace")
 
 
-def _rendered(request: Request[Any, Any, Any], model: str, tokens: Sequence[int]) -> dict[str, Any]:
+def _rendered(request_id: str, model: str, tokens: Sequence[int]) -> dict[str, Any]:
     """Return what a request would be computed from."""
-    return {"request_id": request_id_of(request), "model": model, "token_ids": tokens}
+    return {"request_id": request_id, "model": model, "token_ids": tokens}
 
 
 handlers = [tokenize, detokenize, render_completion, render_chat_completion]
