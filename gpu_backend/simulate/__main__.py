@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_backend.simulate.hardware import DEVICES, MODELS, PRECISIONS, copy_seconds, resident_tokens, step_cost
+from gpu_backend.simulate.hardware import DEVICES, PRECISIONS, REPLAYED, copy_seconds, resident_tokens, step_cost
 from gpu_backend.simulate.replica import HostMemory, replay
 from gpu_backend.simulate.report import Promise, Report, make_report
 from gpu_backend.simulate.traces import read_trace, share_out
@@ -39,7 +39,7 @@ def simulate(options: argparse.Namespace) -> Report:
     requests = [replace(request, arrival=request.arrival / options.speed) for request in requests]
     if not requests:
         raise ValueError("that stretch of the trace holds no request")
-    model, device, gpus = MODELS[options.model], DEVICES[options.device], options.gpus_per_replica
+    model, device, gpus = REPLAYED[options.model], DEVICES[options.device], options.gpus_per_replica
     weight_bytes = PRECISIONS[options.precision]
     replicas, rest = divmod(options.gpus, gpus)
     if rest or not replicas:
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--speed", type=float, default=1.0, metavar="X", help="arrivals come that much faster")
     add("--gpus", type=int, default=1, metavar="N", help="in all")
     add("--gpus-per-replica", type=int, default=1, metavar="N", help="that share every layer of the model")
-    add("--model", choices=MODELS, default="llama-8b", help="whose size counts")
+    add("--model", choices=REPLAYED, default="llama-8b", help="whose size counts")
     add("--device", choices=DEVICES, default="h200", help="whose memory and speed count")
     add("--precision", choices=PRECISIONS, default="bf16", help="of the weights; the KV cache is bf16")
     add(

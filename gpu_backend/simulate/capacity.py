@@ -18,14 +18,16 @@ from gpu_backend.simulate.hardware import (
     PRECISIONS,
     Device,
     Model,
+    beside_states,
     least_gpus,
+    resident_sequences,
     resident_tokens,
     step_cost,
 )
 from gpu_backend.simulate.replica import replay
 from gpu_backend.simulate.report import Promise, make_report
 from gpu_backend.simulate.traces import TraceRequest
-from gpu_backend.step.config import engine_config
+from gpu_backend.step.config import StepConfig, engine_config
 
 TRIAL_REQUESTS = 200  # in a trial
 BLOCK = 16
@@ -43,8 +45,18 @@ class ReplicaShape:
 
     @property
     def tokens(self) -> int:
-        """Tokens that the KV cache holds."""
-        return resident_tokens(self.model, self.device, self.gpus, self.weight_bytes, memory_share=self.memory_share)
+        """Tokens that the KV cache holds, if no sequence has a state."""
+        return self.tokens_beside(0)
+
+    def tokens_beside(self, sequences: int) -> int:
+        """Return how many tokens it holds beside the states of so many sequences."""
+        return resident_tokens(
+            self.model, self.device, self.gpus, self.weight_bytes, 2, self.memory_share, sequences=sequences
+        )
+
+    def sequences(self, length: int) -> int:
+        """Return how many sequences of so many tokens fit."""
+        return resident_sequences(self.model, self.device, self.gpus, self.weight_bytes, length, self.memory_share)
 
 
 def replicas_for_tokens(users: int, tokens_per_user: float, tokens_per_replica: float) -> int:
@@ -81,10 +93,25 @@ def _ttft_p90(shape: ReplicaShape, mean_prompt: int, mean_reply: int, rate: floa
         # Lengths of real prompts and replies scatter about as widely as they are long.
         prompt, reply = (max(1, int(dice.expovariate(1 / mean))) for mean in (mean_prompt, mean_reply))
         requests.append(TraceRequest(at, prompt, reply))
-    cost = step_cost(shape.model, shape.device, shape.gpus, shape.weight_bytes)
-    config = engine_config(model="", max_num_batched_tokens=8192, block_size=BLOCK, step_cost=cost, max_waiting=10**6)
-    replicas = replay(requests, config, cost, shape.tokens // BLOCK)
+    model, running = shape.model, most_sequences(shape, mean_prompt + mean_reply)
+    cost = step_cost(model, shape.device, shape.gpus, shape.weight_bytes)
+    cost = beside_states(cost, model, mean_prompt + mean_reply / 2)
+    config = engine_config(
+        model="",
+        max_num_batched_tokens=8192,
+        max_num_seqs=running,
+        block_size=BLOCK,
+        step_cost=cost,
+        max_waiting=10**6,
+    )
+    replicas = replay(requests, config, cost, shape.tokens_beside(running) // BLOCK)
     return make_report(replicas, Promise(), config.steps.max_num_seqs).ttft_p90
+
+
+def most_sequences(shape: ReplicaShape, length: int) -> int:
+    """Return how many sequences are to run at the most: states are there for as many, whether they run or not."""
+    usual = StepConfig().max_num_seqs
+    return max(1, min(usual, shape.sequences(length))) if shape.model.state_bytes else usual
 
 
 def problem_with(model: Model, device: Device, precision: str) -> str:
@@ -98,14 +125,14 @@ def problem_with(model: Model, device: Device, precision: str) -> str:
 
 def fits(device: Device) -> Iterator[str]:
     """Say for every model and precision what it takes."""
-    yield f"{'model':18} {'weights':8} {'GB':>6} {'KV bytes/token':>15} {'least GPUs':>11}"
+    yield f"{'model':18} {'weights':8} {'GB':>6} {'KV bytes/token':>15} {'MB/sequence':>12} {'least GPUs':>11}"
     for name, model in MODELS.items():
         for precision, size in PRECISIONS.items():
             if problem_with(model, device, precision):
                 continue
             yield (
                 f"{name:18} {precision:8} {model.weight_bytes(size) / 1e9:6.0f} {model.kv_bytes_per_token():15,.0f} "
-                f"{least_gpus(model, device, size):11}"
+                f"{model.state_bytes / 1e6:12,.1f} {least_gpus(model, device, size):11}"
             )
 
 
@@ -117,14 +144,17 @@ def answer(options: argparse.Namespace) -> Iterator[str]:
         raise ValueError(f"{options.model} in {options.precision} does not run on {options.device}: {problem}")
     gpus = options.gpus_per_replica or least_gpus(model, device, size)
     shape = ReplicaShape(model, device, gpus, size, options.memory_share)
-    if not shape.tokens:
+    length = options.prompt + options.reply
+    if not shape.sequences(length):
         least = least_gpus(model, device, size)
         raise ValueError(f"{options.model} does not fit on {gpus} x {options.device}; it takes at least {least}")
-    length = options.prompt + options.reply
     yield f"{'replica':28} {options.model} {options.precision} on {gpus} x {options.device}"
     yield f"{'kv_bytes_per_token':28} {model.kv_bytes_per_token():.0f}"
-    yield f"{'resident_tokens':28} {shape.tokens}"
-    yield f"{'sequences_of_' + str(length):28} {shape.tokens // length}"
+    yield f"{'resident_tokens':28} {shape.tokens_beside(most_sequences(shape, length))}"
+    yield f"{'sequences_of_' + str(length):28} {shape.sequences(length)}"
+    if model.state_bytes:
+        yield f"{'state_bytes_per_sequence':28} {model.state_bytes:.0f}"
+        yield f"{'max_num_seqs':28} {most_sequences(shape, length)}"
     if options.replica_tokens_per_second:
         replicas = replicas_for_tokens(options.users, options.tokens_per_user, options.replica_tokens_per_second)
     else:

@@ -18,7 +18,7 @@ from gpu_backend.simulate.hardware import (
     PUBLISHED,
     Device,
     model_of,
-    resident_tokens,
+    resident_sequences,
     step_cost,
 )
 from gpu_backend.step.cost import StepWork
@@ -43,24 +43,25 @@ class Layout:
     by_expert: bool  # whether each of them has some of the experts, not a part of all
     stages: int
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that the KV cache holds."""
+    def sequences(self, length: int) -> int:
+        """Return how many sequences of so many tokens fit."""
         model, cards = model_of(self.config), self.ranks * self.stages
-        return resident_tokens(model, self.device, cards, PRECISIONS[self.precision], memory_share=MEMORY_SHARE)
+        return resident_sequences(model, self.device, cards, PRECISIONS[self.precision], length, MEMORY_SHARE)
 
     def decoded(self, sequences: int) -> float | None:
         """Predict tokens a second of so many decodes together; None: they do not fit."""
-        if sequences * CONTEXT > self.tokens:
+        if sequences > self.sequences(CONTEXT):
             return None
         seen = sequences * _mean([min(CONTEXT, abs(window) or CONTEXT) for window in self.config.windows])
-        return sequences / self._seconds(StepWork(sequences, round(seen), round(seen)))
+        read = seen + sequences * model_of(self.config).state_tokens
+        return sequences / self._seconds(StepWork(sequences, round(read), round(seen)))
 
     def prefilled(self) -> float:
         """Predict tokens a second of a prompt that is alone."""
         windows = [min(PROMPT, abs(window) or PROMPT) for window in self.config.windows]
         pairs = _mean([window * PROMPT - window * window // 2 for window in windows])
-        return PROMPT / self._seconds(StepWork(PROMPT, PROMPT, round(pairs), prompts=1))
+        chunks = PROMPT * model_of(self.config).chunk_seconds
+        return PROMPT / (chunks + self._seconds(StepWork(PROMPT, PROMPT, round(pairs), prompts=1)))
 
     def _seconds(self, work: StepWork) -> float:
         """Stages compute one after the other: more of them make room, and no step shorter."""
@@ -89,7 +90,7 @@ def least_layout(config: ModelConfig, device: Device) -> Layout | None:
     while cards <= MOST_CARDS:
         for precision in formats_on(config, device):
             layout = Layout(config, precision, device, *_split(config, precision, cards))
-            if layout.tokens >= SEQUENCE:
+            if layout.sequences(SEQUENCE):
                 return layout
         cards *= 2
     return None
@@ -97,8 +98,11 @@ def least_layout(config: ModelConfig, device: Device) -> Layout | None:
 
 def page() -> Iterator[str]:
     """Yield the tables, line by line."""
-    yield "| model | architecture | 10⁹ parameters | of a token | GB of weights: bf16 | fp8 | 4 bits | KV bytes each |"
-    yield "| --- | --- | --: | --: | --: | --: | --: | --: |"
+    yield (
+        "| model | architecture | 10⁹ parameters | of a token | GB of weights: bf16 | fp8 | 4 bits | KV bytes each "
+        "| MB a sequence |"
+    )
+    yield "| --- | --- | --: | --: | --: | --: | --: | --: | --: |"
     for name, config in PUBLISHED.items():
         model = model_of(config)
         all_of_them = (model.parameters + model.head + model.embedding) / 1e9
@@ -108,7 +112,8 @@ def page() -> Iterator[str]:
         ]
         yield (
             f"| {name} | `{config.architecture}` | {all_of_them:,.1f} | {(model.active + model.head) / 1e9:,.1f} "
-            f"| {' | '.join(weights)} | {model.kv_bytes_per_token():,.0f} |"
+            f"| {' | '.join(weights)} | {model.kv_bytes_per_token():,.0f} "
+            f"| {f'{model.state_bytes / 1e6:,.1f}' if model.state_bytes else '–'} |"
         )
     for name, device in DEVICES.items():
         yield from ("", f"## {name}", "")
@@ -129,7 +134,7 @@ def _row(name: str, layout: Layout) -> str:
     rates = (*(layout.decoded(count) for count in DECODES), layout.prefilled())
     figures = " | ".join("–" if rate is None else f"{rate:,.0f}" for rate in rates)
     precision = "mxfp4" if layout.config.has_sinks and layout.precision == "int4" else layout.precision
-    return f"| {name} | {precision} | {cards} | {layout.tokens // SEQUENCE:,} | {figures} |"
+    return f"| {name} | {precision} | {cards} | {layout.sequences(SEQUENCE):,} | {figures} |"
 
 
 def _split(config: ModelConfig, precision: str, cards: int) -> tuple[int, bool, int]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpu_backend.models.config.model import ModelConfig, parse_model_config
@@ -21,6 +21,7 @@ HOST_SHARE = 0.8  # of the link to host memory, in copies of whole blocks from a
 FIXED_SECONDS = 0.0002  # launching a step and reading its result
 LONG_SEQUENCE = 8192  # tokens that a replica must hold beside its weights, to be of any use
 LINK_SECONDS = 0.00001  # one all-reduce between the devices of a replica; two of them a layer
+CHUNK_SECONDS = 8 * 0.000005 / 64  # of a token in a layer of linear attention: eight small kernels for each chunk of 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Model:
     """A decoder's size."""
 
     parameters: float  # of all layers, if ``head`` and ``embedding`` are named apart
-    layers: int
+    layers: int  # that have keys and values
     heads: int
     kv_heads: int
     head_dim: int  # of a key in the cache
@@ -53,6 +54,8 @@ class Model:
     head: float = 0.0
     embedding: float = 0.0
     hidden_size: int = 0  # numbers of a token that devices add up twice a layer; 0: what that moves is left out
+    linear_layers: int = 0  # beside those with keys and values
+    state_bytes: float = 0.0  # that these keep of a sequence, on all devices together
 
     def kv_bytes_per_token(self, bytes_per_number: float = 2) -> float:
         """Bytes that one token takes in the KV cache: of all devices together, unless each has all of it."""
@@ -61,6 +64,16 @@ class Model:
     def copies_of_cache(self, gpus: int) -> int:
         """Return on how many of a replica's devices each number of its KV cache lies: latent vectors on all."""
         return gpus if self.latent_rank else 1
+
+    @property
+    def state_tokens(self) -> float:
+        """Tokens whose keys and values are read in the time in which a step reads and writes a sequence's state."""
+        return 2 * self.state_bytes / self.kv_bytes_per_token()
+
+    @property
+    def chunk_seconds(self) -> float:
+        """Seconds of each token of a prompt in layers of linear attention, whose chunks follow each other."""
+        return self.linear_layers * CHUNK_SECONDS
 
     @property
     def pair_operations(self) -> int:
@@ -95,7 +108,7 @@ def model_of(config: ModelConfig) -> Model:
         experts = config.weights_read() - config.weights_read(0)
     return Model(
         parameters=config.weights_read(),
-        layers=config.num_layers,
+        layers=config.num_kv_layers,
         heads=config.num_heads,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
@@ -106,6 +119,8 @@ def model_of(config: ModelConfig) -> Model:
         head=head,
         embedding=0 if config.tie_word_embeddings else head,
         hidden_size=config.hidden_size,
+        linear_layers=config.num_layers - config.num_kv_layers,
+        state_bytes=config.linear.state_bytes(2) if config.linear is not None else 0.0,
     )
 
 
@@ -141,6 +156,9 @@ MODELS = {name.lower(): model_of(config) for name, config in PUBLISHED.items()} 
     "deepseek-v2-lite": Model(15.7e9, 27, 16, 1, 576, 512, experts=14.6e9, chosen=6 / 64),
 }
 
+# Of these alone a trace is replayed: prompts to the others find no blocks of earlier ones, and go on from no copies.
+REPLAYED = {name: model for name, model in MODELS.items() if not model.state_bytes}
+
 # Bytes a weight. Four bits have a scale beside them: in float32 for 128 inputs, or, as mxfp4 has it, a byte for 32.
 PRECISIONS = {"bf16": 2.0, "fp8": 1.0, "int4": 17 / 32}
 
@@ -158,8 +176,9 @@ def step_cost(
     It reads all weights, as a mixture's step of some dozens of ``tokens`` does nearly: of fewer, those they choose.
     """
     bandwidth, flops = device.bandwidth * gpus, device.flops * gpus
-    links = 2 * model.layers * LINK_SECONDS if gpus > 1 else 0.0
-    moved = 2 * model.layers * model.hidden_size * 2 * 2 * (gpus - 1) / gpus  # of a token, by each device: a ring
+    sums = 2 * (model.layers + model.linear_layers)
+    links = sums * LINK_SECONDS if gpus > 1 else 0.0
+    moved = sums * model.hidden_size * 2 * 2 * (gpus - 1) / gpus  # of a token, by each device: a ring
     return StepCost(
         fixed=FIXED_SECONDS + links,
         weights=model.bytes_read(weight_bytes, tokens, gpus) / (bandwidth * WEIGHTS_SHARE),
@@ -169,6 +188,13 @@ def step_cost(
     )
 
 
+def beside_states(cost: StepCost, model: Model, context: float) -> StepCost:
+    """Return what a step takes with the states of its sequences: they are read with the contexts, here as if each of
+    these had so many tokens, and prompts go through them chunk by chunk."""
+    read = cost.context * (1 + model.state_tokens / context)
+    return replace(cost, context=read, token=cost.token + model.chunk_seconds)
+
+
 def copy_seconds(model: Model, device: Device, gpus: int, block_size: int, kv_bytes: float = 2) -> float:
     """Predict a KV block's way to host memory or back; each device of a replica copies what it has of it."""
     bytes_of_all = block_size * model.kv_bytes_per_token(kv_bytes) * model.copies_of_cache(gpus)
@@ -176,16 +202,32 @@ def copy_seconds(model: Model, device: Device, gpus: int, block_size: int, kv_by
 
 
 def resident_tokens(
-    model: Model, device: Device, gpus: int, weight_bytes: float = 2, kv_bytes: float = 2, memory_share: float = 1.0
+    model: Model,
+    device: Device,
+    gpus: int,
+    weight_bytes: float = 2,
+    kv_bytes: float = 2,
+    memory_share: float = 1.0,
+    sequences: int = 0,
 ) -> int:
-    """Return how many tokens of KV cache fit beside the weights; 0 if not even these fit."""
+    """Return how many tokens of KV cache fit beside the weights, and beside states of so many sequences; 0 if not even
+    these fit."""
     room = device.memory * gpus * memory_share - model.weight_bytes(weight_bytes, gpus)
+    room -= (sequences + 1) * model.state_bytes  # one more for places without a sequence
     return max(0, int(room / (model.kv_bytes_per_token(kv_bytes) * model.copies_of_cache(gpus))))
+
+
+def resident_sequences(
+    model: Model, device: Device, gpus: int, weight_bytes: float, length: int, memory_share: float = 1.0
+) -> int:
+    """Return how many sequences of so many tokens fit beside the weights, each with its state."""
+    tokens = resident_tokens(model, device, gpus, weight_bytes, memory_share=memory_share)
+    return int(tokens / (length + model.state_tokens / 2))
 
 
 def least_gpus(model: Model, device: Device, weight_bytes: float = 2, memory_share: float = 0.9) -> int:
     """Return the smallest power of two of devices that hold the weights and one long sequence beside them."""
     gpus = 1
-    while resident_tokens(model, device, gpus, weight_bytes, memory_share=memory_share) < LONG_SEQUENCE:
+    while not resident_sequences(model, device, gpus, weight_bytes, LONG_SEQUENCE, memory_share):
         gpus *= 2
     return gpus

@@ -17,7 +17,7 @@ from gateway.core.settings import Scaling
 from gateway.fleet.autoscaler import EVERY, Observation, ReplicaLoad, ScaleState, decide
 from gateway.fleet.queue_model import QueueModel, most_calls
 from gateway.fleet.season import HOUR, expected_rate
-from gpu_backend.simulate.hardware import DEVICES, MODELS, resident_tokens, step_cost
+from gpu_backend.simulate.hardware import DEVICES, REPLAYED, resident_tokens, step_cost
 from gpu_backend.simulate.replica import replay
 from gpu_backend.simulate.report import percentile
 from gpu_backend.simulate.traces import TraceRequest, read_trace
@@ -232,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--cold-start", type=float, default=120.0, metavar="S")
     add("--headroom", type=float, default=0.1, metavar="P")
     add("--down-after", type=float, default=300.0, metavar="S")
-    add("--model", choices=MODELS, default="llama-70b")
+    add("--model", choices=REPLAYED, default="llama-70b")
     add("--device", choices=DEVICES, default="h200")
     add("--gpus-per-replica", type=int, default=2, metavar="N")
     add(
@@ -254,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def table(options: argparse.Namespace) -> Iterator[str]:
     """Yield the table as Markdown."""
-    sizes, device, gpus = MODELS[options.model], DEVICES[options.device], options.gpus_per_replica
+    sizes, device, gpus = REPLAYED[options.model], DEVICES[options.device], options.gpus_per_replica
     cost = StepCost(**asdict(step_cost(sizes, device, gpus)))
     tokens = resident_tokens(sizes, device, gpus, memory_share=0.9)
     begin, end = (day * DAY for day in options.days)
@@ -308,7 +308,7 @@ def least(
 
 def against_engine(options: argparse.Namespace) -> Iterator[str]:
     """Yield, for a rising load on one replica, what the model predicts and what the engine's own loop measures."""
-    sizes, device, gpus = MODELS[options.model], DEVICES[options.device], options.gpus_per_replica
+    sizes, device, gpus = REPLAYED[options.model], DEVICES[options.device], options.gpus_per_replica
     known, block = step_cost(sizes, device, gpus), 16
     config = engine_config("", max_num_seqs=SLOTS, max_num_batched_tokens=8192, max_waiting=10**6, step_cost=known)
     tokens, lengths = resident_tokens(sizes, device, gpus, memory_share=0.9), _lengths(options.trace)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_backend.simulate.hardware import DEVICES, MODELS, step_cost
+from gpu_backend.simulate.hardware import DEVICES, REPLAYED, step_cost
 from gpu_backend.simulate.replica import Replica
 from gpu_backend.simulate.traces import TraceRequest, read_trace
 from gpu_backend.step.config import engine_config
@@ -154,7 +154,7 @@ def long_prompt_row(length: int, cost: StepCost, knows_cost: bool, replies: int 
 
 def tables(options: argparse.Namespace) -> Iterator[str]:
     """Yield the four tables as Markdown."""
-    cost = step_cost(MODELS[options.model], DEVICES[options.device])
+    cost = step_cost(REPLAYED[options.model], DEVICES[options.device])
     loads = {"shared benchmark": shared_benchmark()}
     for path in options.trace:
         loads[Path(path).stem] = read_trace(Path(path), seconds=options.seconds)[: options.requests]
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=math.inf, metavar="S", help="of each trace; ServeGen needs it")
     parser.add_argument("--slots", type=int, default=64, metavar="N", help="replies at once")
     parser.add_argument("--paging-blocks", type=int, default=8192, metavar="N", help="memory of the second table")
-    parser.add_argument("--model", choices=MODELS, default="llama-8b")
+    parser.add_argument("--model", choices=REPLAYED, default="llama-8b")
     parser.add_argument("--device", choices=DEVICES, default="h200")
     for line in tables(parser.parse_args(arguments)):
         print(line, flush=True)

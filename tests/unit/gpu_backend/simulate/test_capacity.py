@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpu_backend.simulate.capacity import ReplicaShape, main, requests_per_replica
-from gpu_backend.simulate.cards import least_layout, page
+from gpu_backend.simulate.cards import Layout, least_layout, page
 from gpu_backend.simulate.hardware import (
+    CONTEXT_SHARE,
     DEVICES,
     MODELS,
     PUBLISHED,
@@ -19,7 +20,7 @@ from gpu_backend.simulate.hardware import (
     step_cost,
 )
 from gpu_backend.simulate.traces import TraceRequest
-from gpu_backend.step.cost import StepCost
+from gpu_backend.step.cost import StepCost, StepWork
 from tools.simulate.compare import continuous, shared_benchmark, sharing_row, static_batches
 
 TENTH = StepCost(fixed=0.1, weights=0.0, token=0.0, context=0.0, pair=0.0)
@@ -74,6 +75,26 @@ def test_latent_vectors_lie_on_every_device() -> None:
     assert step_cost(model, device, 8).context == pytest.approx(step_cost(model, device, 1).context)
 
 
+def test_states_take_the_room_and_the_time_of_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of Qwen3-Next three of four layers keep 32 · 128 · 128 numbers in float32 of a sequence, however long it is, and
+    what a convolution saw; there are states of one sequence more than run. A decode reads and writes them."""
+    model, device, config = MODELS["qwen3-next-80b-a3b"], DEVICES["h100"], PUBLISHED["Qwen3-Next-80B-A3B"]
+    state, key = 36 * (4 * 32 * 128 * 128 + 2 * 3 * 8192), 12 * 2 * 2 * 256 * 2
+    room = 2 * 80e9 - model.weight_bytes(1, gpus=2)
+    layout = Layout(config, "fp8", device, 2, False, 1)
+    reading = 64 * (2048 * key + 2 * state) / (2 * 3.35e12 * CONTEXT_SHARE)
+    beside = step_cost(model, device, 2, 1, tokens=64).seconds(StepWork(64, 0, 64 * 2048))
+
+    assert (model.kv_bytes_per_token(), model.state_bytes) == (key, state)
+    assert resident_tokens(model, device, 2, 1, sequences=256) == int((room - 257 * state) / key)
+    assert layout.sequences(8192) == int((room - 0.1 * 2 * 80e9 - state) / (8192 * key + state))
+    assert 64 / (layout.decoded(64) or 1) == pytest.approx(beside + reading, rel=1e-4)
+    asked = ["--model", "qwen3-next-80b-a3b", "--precision", "int4", "--prompt", "8000", "--reply", "2000"]
+    assert main([*asked, "--replica-tokens-per-second", "1"]) == 0
+    fitting = int((80e9 - model.weight_bytes(17 / 32) - state) / (10_000 * key + state))
+    assert f"max_num_seqs                 {fitting}\n" in capsys.readouterr().out
+
+
 def test_tower_lies_whole_on_every_device() -> None:
     """In 16 bits, however the decoder's weights are rounded: what remains is the KV cache's."""
     sees, device = MODELS["mistral-small-24b"], DEVICES["h100"]
@@ -103,6 +124,8 @@ def test_page_of_cards_is_what_the_planner_says() -> None:
         "gpt-oss-120b": 117,
         "DeepSeek-V3": 671,
         "Kimi-K2": 1030,
+        "Qwen3-Next-80B-A3B": 80,
+        "Qwen3.5-397B-A17B": 397,
     }
 
     assert told.endswith("\n\n" + "\n".join(page()) + "\n")
@@ -112,12 +135,14 @@ def test_page_of_cards_is_what_the_planner_says() -> None:
 
 def test_layout_is_what_divides_over_ranks() -> None:
     """Four ranks would cut through GPT-OSS' groups of 32 inputs: each has experts of its own. Eight would cut through
-    the four key heads of Qwen3-235B: there are two stages."""
-    found = [least_layout(PUBLISHED[name], DEVICES["l4"]) for name in ("gpt-oss-120b", "Qwen3-235B-A22B")]
+    the four key heads of Qwen3-235B, four through the two of Qwen3-Next: there are two stages."""
+    names = ("gpt-oss-120b", "Qwen3-235B-A22B", "Qwen3-Next-80B-A3B")
+    found = [least_layout(PUBLISHED[name], DEVICES["l4"]) for name in names]
 
     assert [layout and (layout.ranks, layout.by_expert, layout.stages) for layout in found] == [
         (4, True, 1),
         (4, False, 2),
+        (2, False, 2),
     ]
 
 
@@ -131,6 +156,7 @@ def test_model_that_does_not_fit_is_told_with_what_would(capsys: pytest.CaptureF
     ("model", "device", "precision", "why"),
     [
         ("llama-8b", "a100-80gb", "fp8", "float8 needs compute capability 8.9 or more"),
+        ("qwen3.6-27b", "a100-80gb", "fp8", "float8 needs compute capability 8.9 or more"),
         ("glm-4.7-flash", "l40s", "bf16", "attention over latent vectors does not fit"),
     ],
 )
