@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -372,22 +373,33 @@ async def test_corrections_stand_beside_the_calls(database: Database) -> None:
     assert (await ask(database, metric="cost_usd", provider="openai"))["corrections"] is None
 
 
-async def test_an_hour_of_many_teams_is_sealed_in_seconds(database: Database) -> None:
-    """However many rows: Postgres, which expects few of them, does not compare each with each."""
+async def test_an_hour_of_many_teams_is_sealed_row_by_row(database: Database) -> None:
+    """However many rows: Postgres, which expects few of them, does not compare each with each. Judged by its processor
+    time, 0.15 s; compared so it is 1 s and more."""
     async with database.begin() as connection:
         await connection.execute(MANY, {"at": NOW - timedelta(hours=2)})
 
-    await roll_up(database, NOW)
+    async with database.begin() as connection:
+        stat = Path(f"/proc/{(await connection.execute(text('SELECT pg_backend_pid()'))).scalar_one()}/stat")
+        before = processor_seconds(stat)
+        assert await seal_hours(connection, NOW) == 5000
+        took = processor_seconds(stat) - before
 
     found = await ask(database, metric="requests,total_ms", since="2026-04-05", to="2026-04-05")
-    assert (found["total"]["requests"]["total"], found["total"]["total_ms"]["total"]) == (20_000, 1.2)
+    assert (found["total"]["requests"]["total"], found["total"]["total_ms"]["total"]) == (5000, 1.2)
+    assert took < 0.5
+
+
+def processor_seconds(stat: Path) -> float:
+    user, system = stat.read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 MANY = text("""
     INSERT INTO usage_series (at, step, team_id, key_id, model_used, provider, status, tier, route_reason, calls, total)
     SELECT date_trunc('hour', CAST(:at AS timestamptz)), 1, 'team_' || n, 'k', 'm', 'p', 'answered', 'batch', '', 1,
            ARRAY[1, 1 + (1::bigint << 40)]
-    FROM generate_series(1, 20000) AS n
+    FROM generate_series(1, 5000) AS n
 """)
 REFUSED_CALLS = text("""
     INSERT INTO usage_series (at, step, team_id, key_id, model_used, provider, status, tier, route_reason, code, calls)
