@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any, cast
 
-from gateway.run.processes import state_of
+from gateway.run.processes import state_of, stop
 from tests.support.config_text import write_config
 from tests.support.forked_services import MARK, fork_service
 from tests.support.waiting import until
@@ -27,7 +28,8 @@ def test_a_forked_command_is_a_child_with_a_log_and_a_status(tmp_path: Path) -> 
 
 
 def test_a_forked_command_can_be_found_and_killed(tmp_path: Path) -> None:
-    """By its mark, as any process that has it in its environment; it leads a group of its own."""
+    """By its mark, as any process that has it in its environment; it leads a group of its own. One that does not end
+    when it is asked to is killed."""
     config = write_config(
         tmp_path / "tollgate.yaml", "postgresql://a:b@127.0.0.1:9/c", "redis://127.0.0.1:9/0", "http://127.0.0.1:9/v1"
     )
@@ -39,5 +41,4 @@ def test_a_forked_command_can_be_found_and_killed(tmp_path: Path) -> None:
 
     assert f"PPid:\t{os.getpid()}\n" in (status / "status").read_text()
     assert worker.poll() is None
-    worker.kill()
-    assert worker.wait(60) == -signal.SIGKILL and state_of(worker.pid) is None
+    assert stop(cast(Any, worker), 0.1, signal.SIGCONT) == -signal.SIGKILL and state_of(worker.pid) is None

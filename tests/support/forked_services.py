@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import math
 import os
 import signal
 import socket
@@ -58,7 +59,7 @@ class ForkedProcess:
                 self.returncode = os.waitstatus_to_exitcode(status) if pid else None
             return self.returncode
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float = math.inf) -> int:
         """Return its status when it has ended. Raises ``subprocess.TimeoutExpired``."""
         deadline = time.monotonic() + timeout
         while (status := self.poll()) is None:
