@@ -127,13 +127,14 @@ class Announcer:
             await asyncio.sleep(EVERY)
 
     async def _warm(self) -> None:
+        warm_up, state = self._warm_up, None
         try:
-            await self._warm_up()
+            await warm_up()
         except Exception:
             log.exception("a prompt to warm up with had no answer: this engine takes no calls")
-            self._state = FAILED
-        else:
-            self._state = None
+            state = FAILED
+        if self._warm_up is warm_up:  # else it says nothing of what the engine is now
+            self._state = state
 
     async def _announce(self) -> None:
         self._number += 1

@@ -13,7 +13,7 @@ from gpu_backend.__main__ import read_settings
 from gpu_backend.server.client.announcer import Announcer, FleetSettings, base_url_of
 from gpu_backend.server.client.engine_client import EngineState
 from gpu_backend.server.front import Front
-from protocol.serving.announcements import ACTIVE, DRAINING, KvEventsAt
+from protocol.serving.announcements import ACTIVE, DRAINING, STARTING, KvEventsAt
 from tests.support.fake_engine import READY
 
 SECRET = "a secret of the fleet 0123"
@@ -146,3 +146,27 @@ async def test_it_ends_although_a_cancellation_is_lost(monkeypatch: pytest.Monke
     await asyncio.wait_for(announcer.close(), 20)
 
     assert lost == ["the first"]
+
+
+@pytest.mark.parametrize("is_well", [True, False])
+async def test_the_warm_up_of_the_model_before_says_nothing_of_the_next(is_well: bool) -> None:
+    """An engine that loads another model while it warms up is starting, until it may be called for that one."""
+    states, ends = list[str | None](), [asyncio.get_running_loop().create_future() for _ in range(2)]
+    told: Any = SimpleNamespace(instance_id="i", base_url="http://gpu-0/v1", pool="own")
+
+    def describe(*said: Any) -> Any:
+        states.append(said[-1])
+        return told
+
+    announcer = Announcer(fleet(redis_url="redis://127.0.0.1:9/0"), describe, lambda: ends[0])
+    await announcer.open()
+    following = asyncio.create_task(announcer.follow(describe, lambda: ends[1]))
+    await asyncio.sleep(0.01)
+    ends[0].set_result(None) if is_well else ends[0].set_exception(RuntimeError("ended"))
+    await asyncio.sleep(0.01)
+    between = announcer._state
+    ends[1].set_result(None)
+    await following
+    await announcer.close()
+
+    assert (between, announcer._state) == (STARTING, None)
