@@ -99,6 +99,12 @@ class Call(Struct, frozen=True, kw_only=True):
         return asked if asked in PRICED_TIERS else None
 
     @property
+    def cached_as(self) -> str:
+        """Whose prompts this one may find cached at an engine: its team's, or those of them that say the same salt."""
+        salt = self.extra.get("cache_salt")
+        return f"{self.caller.team.id}\0{salt}" if isinstance(salt, str) else self.caller.team.id
+
+    @property
     def share(self) -> float:
         """A hash in [0, 1) by which equal models share the load: one for all turns of a conversation, at any gateway.
 

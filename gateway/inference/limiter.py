@@ -194,7 +194,7 @@ class TargetLimiter:
 
     def header_for(self, call: Call, target: Target) -> str:
         """Return what a replica that tells what it has cached is told of a call's prompt."""
-        return self._placement.header_for(call.request, call.caller.team.id, target)
+        return self._placement.header_for(call.request, call.cached_as, target)
 
     def prompt_at(self, call: Call, target: Target) -> tuple[int, int] | None:
         """Return the characters of a call's prompt, and how many of them a target tells that it has cached; ``None``
@@ -202,7 +202,7 @@ class TargetLimiter:
         pool = self._pools.get(target.key)
         if pool is not None and (not pool.takes_blocks or target.model.upstream_model in pool.adapters):
             return None
-        return self._placement.found_at(call.request, call.caller.team.id, target)
+        return self._placement.found_at(call.request, call.cached_as, target)
 
     def note_first_token(self, slot: Slot) -> float | None:
         """Note that the prompt of the call that holds a slot is computed. Return the share of it that was expected to
@@ -267,7 +267,7 @@ class TargetLimiter:
         loads = [len(self._pools[replica.key].held) for replica in replicas]
         homes = by_beginning(replicas, call.beginning, loads, self._placement.slow_beside(replicas[0]))
         is_told = self._placement.tells(*homes)
-        return self._placement.by_work(homes, call.request, call.caller.team.id) if is_told else homes
+        return self._placement.by_work(homes, call.request, call.cached_as) if is_told else homes
 
     def _resting(self, route: Route) -> tuple[Target, ...]:
         """Return the targets that take calls again, by what they said, before the wait of any call is over."""
@@ -307,7 +307,7 @@ class TargetLimiter:
     def _place(self, slot: Slot, call: Call, target: Target) -> None:
         if target.key in self._peers:
             now = self._clock.monotonic()
-            self._placement.begin(slot, target, call.request, call.caller.team.id, now, call.size, call.priority)
+            self._placement.begin(slot, target, call.request, call.cached_as, now, call.size, call.priority)
 
     def _wake(self, admitted: Iterable[QueuedCall]) -> None:
         for queued in admitted:

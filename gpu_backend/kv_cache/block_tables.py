@@ -118,6 +118,8 @@ class BlockTables:
         """Return what the hashes of a sequence's blocks are salted with."""
         request = sequence.request
         owner = f"tenant {request.tenant}" if self._prefix_caching else f"request {request.request_id}"
+        if request.cache_salt is not None:
+            owner = f"salt {len(request.cache_salt)} {request.cache_salt} {owner}"
         return _salt_of(owner if request.adapter is None else f"adapter {request.adapter.number} {owner}")
 
     def release(self, sequence: Sequence) -> None:

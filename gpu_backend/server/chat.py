@@ -77,6 +77,7 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         new_detokenizer=partial(HarmonyDetokenizer, front.checkpoint.codec, in_answer=asked.grammar is not None)
         if is_harmony
         else None,
+        cache_salt=extensions.cache_salt,
         transfer=extensions.kv_transfer_params,
     )
     writer = ChatAnswerWriter(front, body, extensions, tool_use, is_harmony=is_harmony)

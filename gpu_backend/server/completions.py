@@ -67,6 +67,7 @@ async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         skip=extensions.resume_text_chars,
         grammar_field=grammar_field,
         adapter=adapter,
+        cache_salt=extensions.cache_salt,
         transfer=extensions.kv_transfer_params,
     )
     writer = CompletionAnswerWriter(front, body, extensions, prompts)

@@ -42,6 +42,7 @@ class Job:
     skip: int = 0  # characters of the resumed reply that its reader has
     grammar_field: str | None = None  # the request's field that the grammar comes from
     adapter: Adapter | None = None
+    cache_salt: str | None = None
     transfer: TransferParams | None = None  # what is asked of its prompt's blocks
     new_detokenizer: Callable[[], HarmonyDetokenizer] | None = None  # for each reply; None: what tokens say is text
 
@@ -148,6 +149,7 @@ class Generation:
             sampling=replace(job.sampling, max_tokens=max(job.sampling.max_tokens, 1)),
             n=job.n,
             tenant=job.sender.tenant,
+            cache_salt=job.cache_salt,
             weight=job.sender.weight,
             tier=job.sender.tier,
             priority=job.sender.priority,

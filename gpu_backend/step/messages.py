@@ -31,6 +31,7 @@ class Generate:
     sampling: SamplingParams
     n: int = 1
     tenant: str = ""
+    cache_salt: str | None = None  # of its tenant's prompts, those alone that say the same are found cached
     weight: float = 1.0
     tier: str = "interactive"
     priority: str = "normal"

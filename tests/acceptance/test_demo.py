@@ -73,7 +73,7 @@ def test_the_line_says_everything_another_program_needs(demo: dict[str, Any]) ->
 
 
 def test_the_demo_model_writes_what_a_schema_says(client: OpenAI) -> None:
-    """Structure, choices and penalties pass the gateway; a schema that cannot be followed is the engine's 400."""
+    """Structure, choices, penalties and salts pass the gateway; a schema that no answer can follow is a 400."""
     schema: dict[str, Any] = {
         "type": "object",
         "properties": {"topic": {"enum": ["quotas", "keys"]}, "urgent": {"type": "boolean"}},
@@ -84,19 +84,21 @@ def test_the_demo_model_writes_what_a_schema_says(client: OpenAI) -> None:
     def ask(schema: dict[str, Any] | None = None, **more: Any) -> Any:
         shape: Any = {"type": "json_schema", "json_schema": {"name": "ticket", "schema": schema, "strict": True}}
         asked: Any = {"response_format": shape, **more} if schema else more
-        messages: Any = [{"role": "user", "content": "My key is refused."}]
+        messages: Any = [{"role": "user", "content": "My key is refused. " * 8}]
         return client.chat.completions.create(model="tollgate-demo", messages=messages, max_tokens=60, **asked)
 
     ticket = json.loads(ask(schema, frequency_penalty=0.5, logit_bias={"7": -5}).choices[0].message.content)
-    chosen = ask(extra_body={"guided_choice": ["yes", "no"]}).choices[0].message.content
+    choice = ask(extra_body={"guided_choice": ["yes", "no"], "cache_salt": "a"})
     sglangs = {"regex": "[a-c]-[0-9]{2}", "ebnf": 'root ::= letter "-" [0-9]{2}\nletter ::= "a" | "b" | "c"'}
-    matched = [ask(extra_body={name: value}).choices[0].message.content for name, value in sglangs.items()]
+    matches = [ask(extra_body={name: value, "cache_salt": "b"}) for name, value in sglangs.items()]
     with pytest.raises(BadRequestError, match="nonsense") as caught:
         ask({"type": "nonsense"})
 
     assert (sorted(ticket), ticket["topic"] in ("quotas", "keys")) == (["topic", "urgent"], True)
-    assert chosen in ("yes", "no")
-    assert [text for text in matched if not re.fullmatch(sglangs["regex"], text)] == []
+    assert choice.choices[0].message.content in ("yes", "no")
+    assert all(re.fullmatch(sglangs["regex"], each.choices[0].message.content) for each in matches)
+    cached = [each.usage.prompt_tokens_details.cached_tokens for each in (choice, *matches)]
+    assert cached[:2] == [0, 0] and cached[2] > 0, "a prompt finds what was cached under its own salt"
     assert caught.value.param == "response_format"
 
 

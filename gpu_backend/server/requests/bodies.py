@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gpu_backend.server.checkpoint.checkpoint import SamplingDefaults
 from gpu_backend.server.requests.transfer import TransferParams
@@ -51,6 +51,7 @@ class Extensions(Struct, frozen=True, omit_defaults=True, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     regex: str | None = None
     ebnf: str | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     return_token_ids: bool = False
     return_gpu_seconds: bool = False
     resume_token_ids: tuple[int, ...] = ()

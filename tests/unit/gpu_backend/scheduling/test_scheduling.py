@@ -82,15 +82,18 @@ def test_latest_admitted_gives_way_and_keeps_its_place() -> None:
 
 
 def test_prefix_is_computed_once_per_tenant() -> None:
-    """A prompt's full blocks are found by the same tenant's next request, and by no other tenant's."""
+    """A prompt's full blocks are found by the same tenant's next request, and by no other tenant's; one with a salt by
+    those of its tenant with the same."""
     loop, runner = counting_loop(64, max_num_batched_tokens=64, max_num_seqs=4, block_size=4)
     prompt = range(11)
     answers = answer_all(loop, [greedy("first", prompt, 1, tenant="blue")])
     answers |= answer_all(loop, [greedy("same", prompt, 1, tenant="blue")])
     answers |= answer_all(loop, [greedy("other", prompt, 1, tenant="red")])
+    for number, (tenant, salt) in enumerate((("blue", "a"), ("blue", "a"), ("blue", "b"), ("red", "a"))):
+        answers |= answer_all(loop, [greedy(f"salted {number}", prompt, 1, tenant=tenant, cache_salt=salt)])
 
-    assert [plan.num_tokens for plan in runner.plans] == [11, 3, 11]
-    assert [answers[name, 0].events[0].cached_tokens for name in ("first", "same", "other")] == [0, 8, 0]
+    assert [plan.num_tokens for plan in runner.plans] == [11, 3, 11, 11, 3, 11, 11]
+    assert [each.events[0].cached_tokens for each in answers.values()] == [0, 8, 0, 0, 8, 0, 0]
 
 
 def test_last_prompt_token_is_always_computed() -> None:
