@@ -83,7 +83,7 @@ async def test_no_prompt_is_computed_elsewhere_for_an_engine_that_takes_none(
     client: UpstreamClient, tmp_path: Path, settings: dict[str, str], takes: bool
 ) -> None:
     """One without an address for blocks, as without prefix caching, would compute it again; and so do adapters."""
-    call = cast(Any, SimpleNamespace(request=None, caller=SimpleNamespace(team=SimpleNamespace(id="a"))))
+    call = cast(Any, SimpleNamespace(request=None, cached_as="a"))
     with running_front(write_small_files(tmp_path / "tiny"), FakeEngine(), **settings) as url:
         endpoint = Endpoint("local", url + "/v1")
         own = ProviderSettings(name="own", format="openai", self_hosted=True, endpoints=(endpoint,))

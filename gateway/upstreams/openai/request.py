@@ -39,16 +39,8 @@ from router.prompt_size.pictures import images_of
 # What our own engine understands beyond OpenAI's fields, and any caller may say.
 ENGINE_FIELDS = frozenset(
     {"top_k", "min_p", "stop_token_ids", "ignore_eos", "min_tokens", "repetition_penalty"}
-    | {
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "structured_outputs",
-        "regex",
-        "ebnf",
-        "cache_salt",
-    }
+    | {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "regex", "ebnf"}
+    | {"cache_salt"}
 )
 ENGINE_LACKS = ("verbosity", "prompt_cache_key")  # fields of a chat that it takes and that change nothing there
 

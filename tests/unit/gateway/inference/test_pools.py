@@ -13,11 +13,13 @@ from gateway.calls.call import Call, Placing
 from gateway.core.principals import Caller, Team
 from gateway.core.settings import ProviderSettings, QueueSettings
 from gateway.inference.limiter import TargetLimiter
+from gateway.overload.placement import Placement
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.keys import TargetAway
 from protocol.chat import ChatRequest, Message
 from protocol.errors import Overloaded
+from router.cached_prompts import CachedPrompts
 from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import Endpoint, Route, Target, TargetHealth, TeamKeys
 from router.replicas import VersionShare
@@ -43,7 +45,7 @@ def call_of(clock: SetClock, said: list[Message], team: str = "a") -> Call:
 class Pool:
     """Three replicas of one version, and one of another; no call ends, unless it is released."""
 
-    def __init__(self, queue: QueueSettings = QueueSettings()) -> None:  # noqa: B008
+    def __init__(self, queue: QueueSettings = QueueSettings(), placement: Placement | None = None) -> None:  # noqa: B008
         self.clock, self.shares = SetClock(), dict[str, VersionShare]()
         endpoints = tuple(Endpoint("here", url) for url in OLD + NEW)
         own = ProviderSettings(
@@ -52,7 +54,9 @@ class Pool:
         targets = tuple(Target(model("tiny", "own"), one) for one in endpoints)
         self.route, registry = Route("tiny", targets, "named"), ProviderRegistry({"own": own})
         self.limiter = TargetLimiter(
-            *(registry, targets, cast(Any, None), queue, self.clock, Metrics()), versions=self.shares
+            *(registry, targets, cast(Any, None), queue, self.clock, Metrics()),
+            placement=placement,
+            versions=self.shares,
         )
 
     def asked(self, number: int, turns: int = 1, *, ends: bool = True, team: str = "a") -> str:
@@ -85,6 +89,16 @@ def test_a_version_has_its_share_of_conversations() -> None:
     assert (none, all_of_them) == (set(), set(range(CROWD)))
     assert some == later and some < more and 15 <= len(some) <= 45 and 90 <= len(more) <= 150
     assert all(pool.asked(number) == before[number] for number in stays)
+
+
+def test_a_prompt_is_marked_by_its_team_and_salt() -> None:
+    """So none is placed by what another team, or another salt, has cached."""
+    pool, long = Pool(placement=Placement({OLD[0]: CachedPrompts()})), [Message(role="user", content="Hi. " * 500)]
+    salted = [{"cache_salt": "a"}, {"cache_salt": "b"}, {}, {"cache_salt": ["a"]}]  # the last is the engine's to refuse
+    calls = [replace(call_of(pool.clock, long), extra=extra) for extra in salted] + [call_of(pool.clock, long, "b")]
+    marks = [pool.limiter.header_for(call, pool.route.targets[0]) for call in calls]
+
+    assert len(set(marks)) == 4 and marks[2] == marks[3]
 
 
 def test_a_version_that_has_no_slot_left_leaves_its_calls_to_the_other() -> None:
