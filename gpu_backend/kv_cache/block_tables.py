@@ -13,6 +13,7 @@ from hashlib import blake2b
 from gpu_backend.kv_cache.block_log import BlockLog
 from gpu_backend.kv_cache.blocks import BlockManager
 from gpu_backend.step.picture import Picture, names_of
+from gpu_backend.step.messages import Generate
 from gpu_backend.step.sequence import Sequence
 
 SHARED_SALT = b"shared by all"
@@ -118,7 +119,7 @@ class BlockTables:
         """Return what the hashes of a sequence's blocks are salted with."""
         request = sequence.request
         owner = f"tenant {request.tenant}" if self._prefix_caching else f"request {request.request_id}"
-        if request.cache_salt is not None:
+        if isinstance(request, Generate) and request.cache_salt is not None:
             owner = f"salt {len(request.cache_salt)} {request.cache_salt} {owner}"
         return _salt_of(owner if request.adapter is None else f"adapter {request.adapter.number} {owner}")
 
