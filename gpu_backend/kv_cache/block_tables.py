@@ -12,8 +12,8 @@ from hashlib import blake2b
 
 from gpu_backend.kv_cache.block_log import BlockLog
 from gpu_backend.kv_cache.blocks import BlockManager
-from gpu_backend.step.picture import Picture, names_of
 from gpu_backend.step.messages import Generate
+from gpu_backend.step.picture import Picture, names_of
 from gpu_backend.step.sequence import Sequence
 
 SHARED_SALT = b"shared by all"
