@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
 from protocol.serving.deadlines import running_timeout
+
+T = TypeVar("T")
 
 END_WITHIN = 1.0  # seconds for what was cancelled
 
@@ -22,11 +24,12 @@ class Background:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run ``work`` soon, whatever becomes of the caller."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     async def drain(self, seconds: float) -> None:
         """Wait until everything is done, or ``seconds`` have passed; then cancel the rest and let it end."""

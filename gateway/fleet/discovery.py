@@ -25,7 +25,7 @@ from gateway.core.settings import Fleet, Settings
 from gateway.fleet.membership import LOST, Admission, Member, Membership
 from gateway.fleet.rollouts import Rolling, announced_revision, rollout_key, rollouts_in
 from gateway.inference.edition import Editions
-from protocol.serving.announcements import ACTIVE, LONGEST, pool_key
+from protocol.serving.announcements import ACTIVE, LONGEST, SLEEPING, pool_key
 from router.catalog.targets import Endpoint
 from router.replicas import VersionShare
 
@@ -76,6 +76,12 @@ class Discovery:
     def join(self, settings: Settings) -> Settings:
         """Return what tollgate.yaml says, with the replicas beside it that are asked now."""
         return joined(settings, self._asked)
+
+    def with_sleepers(self, settings: Settings) -> Settings:
+        """Return settings with the replicas beside them that sleep."""
+        pools = self._pools.items()
+        asleep = {name: [one.said.base_url for one in pool.members() if _sleeps(pool, one)] for name, pool in pools}
+        return joined(settings, asleep)
 
     async def run(self) -> None:
         """Look again and again, where there are pools."""
@@ -226,6 +232,10 @@ class Discovery:
                 who: dict[str, Any] = {"instance_id": said.instance_id, "endpoint": said.base_url}
                 who |= {"version": said.version, "adapters_left_out": said.adapters_left_out}
                 write("replica_announced", pool=name, state=state, refused=member.refused, **who)
+
+
+def _sleeps(pool: Membership, member: Member) -> bool:
+    return member.refused is None and pool.state_of(member) == SLEEPING
 
 
 async def announced_in(redis: Redis, pools: Iterable[str]) -> list[Any]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 
 import msgspec
@@ -16,7 +16,7 @@ from billing.core.store_errors import POSTGRES_AWAY
 from billing.ledger.instance_samples import Look, book_look
 from billing.quotas.rate_wire import REDIS_AWAY
 from gateway.core.clock import Clock
-from gateway.core.settings import ProviderSettings
+from gateway.core.settings import ProviderSettings, Settings
 from gateway.inference.edition import Edition
 from gateway.storage.database import Database
 from gateway.upstreams.client import UpstreamClient
@@ -58,32 +58,36 @@ class InstanceWatcher:
         redis: Redis,
         clock: Clock,
         every: float = EVERY,
+        with_sleepers: Callable[[Settings], Settings] = lambda settings: settings,
     ) -> None:
+        """``with_sleepers``: adds the replicas that sleep to those that are asked. Their time counts, too."""
         self._edition = edition
         self._client = client
         self._database = database
         self._redis = redis
         self._clock = clock
         self._every = every
-        self._replicas = replicas_of(edition.settings.providers.values())
+        self._with_sleepers = with_sleepers
         self._unreachable: set[str] = set()  # base URLs; said once
 
     def follow(self, edition: Edition) -> None:
         """Look at the endpoints of another configuration from the next look on."""
         self._edition = edition
-        self._replicas = replicas_of(edition.settings.providers.values())
-        self._unreachable &= {replica.endpoint.base_url for replica in self._replicas}
+        self._unreachable &= {replica.endpoint.base_url for replica in self._replicas()}
 
     async def run(self) -> None:
         """Look whenever it is this gateway's turn."""
         while True:
-            if self._replicas and await self.takes_turn():
+            if self._replicas() and await self.takes_turn():
                 await self.look_once()
             await asyncio.sleep(self._every)
 
     async def look_once(self) -> list[Look]:
         """Look at every replica and return the looks that were new to the database."""
-        return [look for look in await asyncio.gather(*map(self._look_at, self._replicas)) if look is not None]
+        return [look for look in await asyncio.gather(*map(self._look_at, self._replicas())) if look is not None]
+
+    def _replicas(self) -> list[Replica]:
+        return replicas_of(self._with_sleepers(self._edition.settings).providers.values())
 
     async def takes_turn(self) -> bool:
         """Whether no gateway has looked lately. It only saves work: without Redis every gateway looks."""

@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,13 +31,14 @@ from gateway.fleet.rollouts import (
     STANDING,
     Compared,
     Rolling,
+    announced_revision,
     read_compared,
     read_name,
     read_rollouts,
     rollout_key,
 )
 from gateway.placing.engine_orders import EngineOrders
-from gateway.placing.placer import CannotPlace, Placer, new_name, order_for, revision_of
+from gateway.placing.placer import LOADS, CannotPlace, Order, Placer, load_of, new_name, order_for, revision_of
 from gateway.placing.plan import (
     GRACE,
     Action,
@@ -93,6 +94,11 @@ class Controller:
         self._hears_since: float | None = None  # monotonic seconds; None: not all pools yet
         self._heard_at = 0.0  # the last time
         self._orders = EngineOrders()
+        # Names of replicas by those that their processes were started with: as they were heard last, and as they count.
+        self._serving: dict[str, str] = {}
+        self._named: dict[str, str] = {}
+        self._loading: dict[str, tuple[str, asyncio.Task[bool]]] = {}  # by process: the replica that it is to become
+        self._unfit: set[tuple[str, str]] = set()  # processes, and the revisions that they could not load
         self._settings = settings
         self.follow(settings)
 
@@ -118,6 +124,7 @@ class Controller:
             self._rollouts[name] = pool.rollout
             self._engines[revision_of(pool.engine)] = pool.engine
         self._states = {name: _tried_again(state) for name, state in self._states.items()}
+        self._unfit.clear()
         if self._members.keys() - known.keys():
             self._hears_since = None
 
@@ -221,11 +228,10 @@ class Controller:
         self, targets: Mapping[str, int], compared: Mapping[str, Compared] = NOTHING_COMPARED
     ) -> None:
         assert self._placer is not None
-        placed: dict[str, dict[str, str]] = {name: {} for name in self._pools}
-        for name in await asyncio.to_thread(self._placer.names):
-            if (meant := read_name(name)) is not None:
-                placed.setdefault(meant[0], {})[name] = meant[1]
-        for name, replicas in placed.items():
+        self._name_replicas(await asyncio.to_thread(self._placer.names))
+        meant = filter(None, map(read_name, self._named.values()))
+        for name in dict.fromkeys((*self._pools, *(pool for pool, _ in meant))):
+            replicas = {one: found[1] for one in self._named.values() if (found := read_name(one)) and found[0] == name}
             pool = self._pools.get(name, Pool())
             seen = self._observation(name, pool, replicas, targets.get(name))
             if (told := self._told.get(name)) is not None and (known := compared.get(name)) is not None:
@@ -241,6 +247,23 @@ class Controller:
             except REDIS_AWAY:
                 self._states[name] = before  # it is decided again; an engine may be told twice to end
                 raise
+
+    def _name_replicas(self, processes: Collection[str]) -> None:
+        """Name each process by what it serves: one that took another pool's model says so itself, and one that loads it
+        counts there already."""
+        self._serving = {process: self._serving.get(process, process) for process in processes}
+        of_number = {process.rpartition(".")[2]: process for process in processes}
+        heard = [one for pool in self._members.values() for one in pool.members()]
+        for one in sorted(heard, key=lambda one: one.heard_at):
+            name = one.said.instance_id.rpartition("-")[0]
+            if (process := of_number.get(name.rpartition(".")[2])) is not None and announced_revision(one) is not None:
+                self._serving[process] = name
+        for process, (name, told) in list(self._loading.items()):
+            has_failed = process not in processes or (told.done() and not told.result())
+            if has_failed or self._serving[process] == name:
+                del self._loading[process]
+                self._unfit |= {(process, name.rsplit(".", 2)[1])} if has_failed else set()
+        self._named = self._serving | {process: name for process, (name, _) in self._loading.items()}
 
     def _observation(self, name: str, pool: Pool, replicas: Mapping[str, str], target: int | None) -> Observation:
         """Return a pool as it is; one that the file does not have any more is to have no replica."""
@@ -288,7 +311,7 @@ class Controller:
                 await self._start(name, pool, revision)
             case Stop(replica, why):
                 log.info("replica_stopping", pool=name, replica=replica, reason=why)
-                await asyncio.to_thread(self._placer.stop, replica)
+                await asyncio.to_thread(self._placer.stop, self._process_of(replica))
             case Sleep(replica, why):
                 log.info("replica_sent_to_sleep", pool=name, replica=replica, reason=why)
                 self._ask(name, replica, "/sleep")
@@ -297,7 +320,7 @@ class Controller:
                 self._ask(name, replica, "/wake_up")
             case Kill(replica, why):
                 log.warning("replica_killed", pool=name, replica=replica, reason=why)
-                await asyncio.to_thread(self._placer.kill, replica)
+                await asyncio.to_thread(self._placer.kill, self._process_of(replica))
             case RolledBack(revision, why):
                 log.error("rollout_rolled_back", pool=name, revision=revision, reason=why, kept=self._states[name].good)
             case Proved(revision):
@@ -339,6 +362,8 @@ class Controller:
         assert self._placer is not None
         replica = new_name(name, revision)
         order = order_for(replica, self._engines[revision], pool.rollout, self._environment(name))
+        if LOADS in order.arguments and self._is_loaded(name, pool, revision, order):
+            return
         try:
             await asyncio.to_thread(self._placer.start, order)
         except CannotPlace as exc:
@@ -346,6 +371,41 @@ class Controller:
             log.error("replica_not_started", pool=name, replica=replica, reason=str(exc))
         else:
             log.info("replica_started", pool=name, replica=replica, model=self._engines[revision].model)
+
+    def _is_loaded(self, name: str, pool: Pool, revision: str, order: Order) -> bool:
+        """Have a replica of another pool that sleeps take the model, where there is one that may and can."""
+        told, needed = load_of(order)
+        for other, one, process in self._sleepers(name, pool, revision):
+            its, known, each = self._pools[other], self._states[other].known, self._named[process]
+            own = order_for(each, self._engines[known[each].revision], its.rollout, self._environment(other))
+            if load_of(own)[1] == needed:
+                replica = f"{name}.{revision}.{process.rpartition('.')[2]}"
+                body = msgspec.json.encode(told | {"instance_id": replica})
+                where, patience = (self._settings.providers[other], one.said.base_url), pool.rollout.healthy_within
+                self._loading[process] = replica, self._orders.send(*where, "/load_model", body, patience)
+                self._named[process] = replica
+                left = {of: seen for of, seen in known.items() if of != each}
+                self._states[other] = replace(self._states[other], known=left)  # it has not died
+                log.info("replica_takes_model", pool=name, replica=replica, was=each, model=told["model"])
+                return True
+        return False
+
+    def _sleepers(self, name: str, pool: Pool, revision: str) -> Iterator[tuple[str, Member, str]]:
+        """Find replicas of other pools of the region that sleep, and may load a revision: pool and process of each."""
+        for other, its in self._pools.items():
+            known, members = self._states.get(other, PoolState()).known, self._members[other]
+            for each, one in self._heard(other).items() if other != name and its.region == pool.region else ():
+                process, mine = self._process_of(each), known.get(each)
+                is_free = mine is not None and mine.asleep_since is not None and mine.stopping_since is None
+                is_known = (
+                    mine is not None and mine.revision in self._engines and (process, revision) not in self._unfit
+                )
+                if is_free and is_known and members.state_of(one) == SLEEPING and one.refused is None:
+                    yield other, one, process
+
+    def _process_of(self, replica: str) -> str:
+        """Return the name that a replica's process was started with."""
+        return next((process for process, name in self._named.items() if name == replica), replica)
 
     def _environment(self, pool: str) -> dict[str, str]:
         """Return the secrets of a replica."""

@@ -8,16 +8,21 @@ from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
 from itertools import pairwise
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gateway.core.settings import EngineSpec, Rollout
 from gateway.fleet.rollouts import read_name
 
 RANKS = ("--tensor-parallel-size", "--pipeline-parallel-size")  # the engine's flags, whose product they are
 INSTANCE_ID = "--instance-id"  # the engine's flag that carries the name
+
+
+OF_MODEL = ("--model", "--served-model-name", "--fleet-pool", INSTANCE_ID, "--warm-up")  # what a load says anew
+LOADS = "--allow-model-loading"  # the engine's flag: while it sleeps
 
 
 class CannotPlace(Exception):
@@ -79,6 +84,22 @@ def order_for(name: str, engine: EngineSpec, rollout: Rollout, environment: Mapp
     more = engine.environment
     ranks = prod(max(1, _said(engine.arguments, flag)) for flag in RANKS)
     return Order(name=name, arguments=arguments, environment=environment, inherited=more, gpus=engine.gpus, ranks=ranks)
+
+
+def load_of(order: Order) -> tuple[dict[str, Any], Order]:
+    """Return what a process that sleeps is told to become that replica, and what it cannot be told: that has to be so
+    already."""
+    told, rest, flag = dict[str, Any](), [], None
+    for word in order.arguments:
+        said, has_value, value = word.partition("=")
+        if flag is not None:
+            told[flag[2:].replace("-", "_")], flag = word, None
+        elif (flag := next((one for one in OF_MODEL if said[:2] == "--" and one.startswith(said)), None)) is None:
+            rest.append(word)
+        elif has_value:
+            told[flag[2:].replace("-", "_")], flag = value, None
+    told["warm_up"] = msgspec.json.decode(told.get("warm_up", "[]"))
+    return told, replace(order, name="", arguments=tuple(rest))
 
 
 def _said(arguments: Sequence[str], flag: str) -> int:

@@ -158,7 +158,10 @@ class _Process:
             self.edition_of(settings, providers), self.edition_of, lambda said: told.join(self.discovery.join(said))
         )
         self.editions.follow(self.follow)
-        self.watcher = InstanceWatcher(self.editions.current, self.client, self.database, self.redis, clock)
+        self.watcher = InstanceWatcher(
+            *(self.editions.current, self.client, self.database, self.redis, clock),
+            with_sleepers=self.discovery.with_sleepers,
+        )
         self.engines = EngineWatch(
             self.editions.current,
             self.limiter,

@@ -25,7 +25,7 @@ from gpu_backend.server.settings import FrontSettings
 from gpu_backend.server.wire import encode
 from gpu_backend.step.adapter import Adapter
 from protocol.errors import Overloaded
-from protocol.serving.announcements import Announcement, KvEventsAt
+from protocol.serving.announcements import STARTING, Announcement, KvEventsAt
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Front:
             base_url=base_url,
             model=self.settings.served_model_name,
             version=self.settings.version,
-            state=state or self.engine.state.value,
+            state=state or (STARTING if self.is_past else self.engine.state.value),
             number=number,
             sent_at=now,
             block_size=ready.block_size if ready else None,
@@ -97,11 +97,16 @@ class Front:
             )
         return adapter
 
+    @property
+    def is_past(self) -> bool:
+        """Whether the engine has taken another model."""
+        return self.model_number != self.engine.model_number
+
     def refuse_if_gone(self) -> None:
         """Raise ``Overloaded`` unless the engine takes requests, and has this model still: what was read for it means
         nothing to another."""
         self.engine.refuse_if_closed()
-        if self.model_number != self.engine.model_number:
+        if self.is_past:
             raise Overloaded("This engine has taken another model meanwhile. Send the request to another replica.")
 
     def generate(self, job: Job, request_id: str) -> Generation:

@@ -18,6 +18,7 @@ from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import load_model_config
 from gpu_backend.scheduling.admission import TIERS
 from gpu_backend.server.checkpoint.checkpoint import load_checkpoint
+from gpu_backend.server.checkpoint.model_source import fetch_model
 from gpu_backend.server.client.engine_client import EngineState
 from gpu_backend.server.front import Front, build_front, front_of, json_answer
 from gpu_backend.server.warm_up import warm_up
@@ -50,10 +51,13 @@ class LoraBody(Struct, frozen=True):
 
 
 class ModelToLoad(Struct, frozen=True):
-    """What an engine that sleeps is to serve from now on."""
+    """What an engine that sleeps is to serve from now on, and as which replica; what is not given stays."""
 
-    model: str = ""  # a folder
+    model: str = ""  # a folder, or where to fetch one
     served_model_name: str | None = None  # the folder's name if not given
+    fleet_pool: str | None = None
+    instance_id: str | None = None
+    warm_up: tuple[str, ...] | None = None  # prompts
 
 
 class Health(Struct, frozen=True):
@@ -176,16 +180,28 @@ async def load_model(request: Request[Any, Any, Any]) -> Response[bytes]:
     front, body = front_of(request), decode_with_extra(await request.body(), ModelToLoad)[0]
     if not front.settings.allow_model_loading:
         raise UnknownUrl("Start the engine with --allow-model-loading to have it load other models while it runs.")
-    engine = front.settings.engine
+    engine, fleet = front.settings.engine, front.settings.fleet
+    if fleet is None and (body.fleet_pool or body.warm_up):
+        raise invalid_param("fleet_pool", "This engine announces itself to no pool: start it with --fleet-pool.")
     try:
-        folder = Path(body.model)
-        engine = replace(engine, checkpoint=replace(engine.checkpoint, model=body.model, tokenizer=None))
+        folder = await asyncio.to_thread(fetch_model, body.model)
+        engine = replace(engine, checkpoint=replace(engine.checkpoint, model=str(folder), tokenizer=None))
         checkpoint = await asyncio.to_thread(load_checkpoint, folder, folder)
         await asyncio.to_thread(load_model_config, folder)  # what cannot be served leaves the model that is there
     except (OSError, ValueError, UnsupportedModel) as exc:
         raise invalid_param("model", f"'{body.model[:200]}' is no checkpoint to serve: {exc}") from exc
-    name = body.served_model_name or folder.name or str(folder)
-    settings = replace(front.settings, engine=engine, served_model_name=name, version=None, digests={})
+    settings = replace(
+        front.settings,
+        engine=engine,
+        served_model_name=body.served_model_name or Path(body.model).name or str(folder),
+        version=None,
+        digests={},
+        fleet=replace(fleet, pool=body.fleet_pool or fleet.pool) if fleet is not None else None,
+        instance_id=body.instance_id or front.settings.instance_id,
+        warm_up=front.settings.warm_up if body.warm_up is None else body.warm_up,
+    )
+    if front.engine.state is EngineState.SLEEPING:
+        await front.engine.sleep()  # what runs may not have ended
     await front.engine.load_model(engine)
     state = request.app.state
     state.front = front = build_front(settings, checkpoint, front.engine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from redis import Redis
 from typer.testing import CliRunner
 
@@ -19,12 +21,13 @@ import gateway.cli
 from gateway.core.settings import Fleet, Pool, ProviderSettings, Scaling, Timeouts
 from gateway.fleet.rollouts import Rolling, rollout_key
 from gpu_backend.server.client.announcer import FleetSettings
-from gpu_backend.step.messages import Generate, NewTokens
+from gpu_backend.step.messages import Command, Event, Generate, LoadModel, NewTokens, Sleep, SleepAnswer
 from gpu_backend.step.sequence import FinishReason
 from tests.support.audits import lasting_differences
-from tests.support.fake_engine import TIMINGS, FakeEngine, speaking
+from tests.support.fake_engine import READY, TIMINGS, FakeEngine, speaking
 from tests.support.front import CHAT, running_front, write_small_files
 from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
+from tests.support.tiny_model import TinyModel
 from tests.support.waiting import until
 
 # A secret of this file's own: heartbeats of replicas that tests before it have killed lie in Redis for a second yet.
@@ -42,13 +45,19 @@ class Scene:
     running: dict[str, contextlib.ExitStack] = field(default_factory=dict)
 
     def start(
-        self, engine: FakeEngine | None = None, warm_up: tuple[str, ...] = (), name: str = "front-1", **more: Any
+        self,
+        engine: FakeEngine | None = None,
+        warm_up: tuple[str, ...] = (),
+        name: str = "front-1",
+        allow_model_loading: bool = False,
+        **more: Any,
     ) -> str:
         """Start an engine that announces itself and return its URL."""
         fleet = FleetSettings(**{"pool": "own", "redis_url": self.fleet.redis_url, "secret": SECRET} | more)
         stack = contextlib.ExitStack()
         engine = engine or FakeEngine(speaking([70, 71, 72]), max_model_len=512)
-        front = running_front(self.folder, engine, ENGINE_SECRET, fleet=fleet, warm_up=warm_up, instance_id=name)
+        told: dict[str, Any] = {"warm_up": warm_up, "instance_id": name, "allow_model_loading": allow_model_loading}
+        front = running_front(self.folder, engine, ENGINE_SECRET, fleet=fleet, **told)
         url = stack.enter_context(front)
         self.running[url] = stack
         return url
@@ -57,9 +66,9 @@ class Scene:
         """End an engine as SIGTERM does."""
         self.running.pop(url).close()
 
-    def call(self, text: str = "hi") -> int:
+    def call(self, text: str = "hi", model: str = "tiny") -> int:
         """Make a call and return its status."""
-        body = CHAT | {"messages": [{"role": "user", "content": text}], "max_tokens": 3}
+        body = CHAT | {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 3}
         with self.house.client() as client:
             return client.post("/v1/chat/completions", json=body).status_code
 
@@ -89,8 +98,10 @@ def scene(databases: Any, redis_url: str, tmp_path_factory: pytest.TempPathFacto
         timeouts=Timeouts(connect=10.0, first_token=20.0, between_tokens=20.0, total=30.0),
         breaker=NEVER_OPENS,
     )
-    more = {"providers": {"own": own}, "models": {"tiny": model("tiny", "own")}, "auto": {}, "aliases": {}}
-    more["fleet"] = Fleet(secrets=(SECRET,), pools={"own": Pool(region="here", scaling=Scaling(min=1, max=3))})
+    more: dict[str, Any] = {"providers": {"own": own, "beside": replace(own, name="beside")}, "auto": {}, "aliases": {}}
+    more["models"] = {"tiny": model("tiny", "own"), "large": model("large", "beside")}
+    pools = {"own": Pool(region="here", scaling=Scaling(min=1, max=3)), "beside": Pool(region="here")}
+    more["fleet"] = Fleet(secrets=(SECRET,), pools=pools)
     with databases.lend() as url, running_house(settings_for(url, redis_url, "", tmp_path / "data", **more)) as house:
         fleet = FleetSettings(pool="own", redis_url=redis_url, secret=SECRET)
         scene = Scene(house, write_small_files(tmp_path / "tiny"), fleet)
@@ -138,6 +149,46 @@ def test_a_replica_is_asked_once_it_is_warm(scene: Scene) -> None:
 
     assert (before["state"], before["takes_calls"]) == ("starting", False)
     assert state == "failed"
+
+
+def test_an_engine_that_sleeps_becomes_a_replica_of_another_pool(scene: Scene, tmp_path: Path) -> None:
+    """With another model, for which it is asked once it serves that and has answered what it is to warm up with; until
+    then it is announced as what it was, and takes no calls."""
+
+    def script(command: Command) -> list[tuple[Event, ...]]:
+        if isinstance(command, LoadModel):
+            return []
+        return [(SleepAnswer(command.number),)] if isinstance(command, Sleep) else speaking([70, 71, 72])(command)
+
+    engine, name = FakeEngine(script, max_model_len=512), f"beside.{'0' * 12}.00000000"
+    url = scene.start(engine, allow_model_loading=True)
+    until(lambda: scene.asked() == {url})
+    folder = write_small_files(tmp_path / "large", config=TinyModel().config())
+    body: dict[str, Any] = {
+        "instance_id": name,
+        "model": str(folder),
+        "served_model_name": "large",
+        "warm_up": ["hi"],
+        "fleet_pool": "beside",
+    }
+    with scene.house.client(ENGINE_SECRET) as client, ThreadPoolExecutor(1) as beside:
+        client.post(url + "/sleep").raise_for_status()
+        until(lambda: scene.asked() == set())
+        loading = beside.submit(client.post, url + "/load_model", json=body, timeout=30)
+        engine.process.wait_for(lambda command: isinstance(command, LoadModel))
+        until(lambda: scene.replicas()[url]["state"] == "starting")
+        meanwhile, before = scene.replicas()[url], scene.call(model="large")
+        engine.process.say(dataclasses.replace(READY, max_model_len=512))
+        loaded = loading.result()
+    until(lambda: scene.asked() == {url})
+    after, answered, by_old_name = scene.replicas()[url], scene.call(model="large"), scene.call()
+    first = next(command.request_id for command in engine.process.commands if isinstance(command, Generate))
+    scene.stop(url)
+
+    assert (meanwhile["pool"], meanwhile["model_id"], before) == ("own", "tiny", 503)
+    assert (loaded.status_code, answered, by_old_name) == (200, 200, 503)
+    assert (after["pool"], after["model_id"], after["revision"]) == ("beside", "large", "0" * 12)
+    assert first == "warm-up-0"
 
 
 def test_a_strangers_address_is_never_asked(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from tests.support.waiting import until_found
 
 SECRET = "a secret of the fleet 0123"
 LISTED, FOUND, OTHER = "http://10.0.0.1:8000/v1", "http://10.0.0.2:8100/v1", "http://10.0.0.3:8100/v1"
+ASLEEP = "http://10.0.0.4:8100/v1"
 
 
 class Gateway:
@@ -46,10 +47,10 @@ class Gateway:
         self.editions = Editions(edition(settings, None), edition, self.discovery.join)
         self.discovery.begin(self.editions)
 
-    async def announce(self, instance: str = "a", base_url: str = FOUND) -> None:
+    async def announce(self, instance: str = "a", base_url: str = FOUND, state: str = "active") -> None:
         """Put a heartbeat into Redis."""
         self.number += 1
-        facts: dict[str, Any] = {"pool": "own", "model": "tiny", "state": "active", "base_url": base_url}
+        facts: dict[str, Any] = {"pool": "own", "model": "tiny", "state": state, "base_url": base_url}
         said = Announcement(instance_id=instance, number=self.number, sent_at=self.clock.now(), **facts)
         await self.redis.hset(pool_key("own"), instance, signed(said, SECRET))
 
@@ -77,15 +78,18 @@ async def way(redis_url: str) -> AsyncIterator[RedisProxy]:
 
 
 async def test_replicas_stand_beside_those_of_the_file(redis: Redis, settings: Settings) -> None:
-    """In the pool's region, and once; through a reload, until the file has no such pool; running calls keep theirs."""
+    """In the pool's region, and once, one that sleeps for its time alone; through a reload, until the file has no such
+    pool; running calls keep theirs."""
     gateway = Gateway(redis, settings)
     first = gateway.editions.current
     await gateway.announce()
     await gateway.announce("b", LISTED)
+    await gateway.announce("c", ASLEEP, state="sleeping")
     await gateway.discovery.look_once()
     found = gateway.editions.current
     await gateway.discovery.look_once()
     again = gateway.editions.current
+    counted = gateway.discovery.with_sleepers(found.settings).providers["own"].endpoints
     reloaded = replace(settings, aliases={"other": "tiny"})
     gateway.editions.change(reloaded)
     after_reload = gateway.asked(), gateway.editions.said
@@ -94,6 +98,7 @@ async def test_replicas_stand_beside_those_of_the_file(redis: Redis, settings: S
     gateway.editions.change(settings)
 
     assert found.settings.providers["own"].endpoints == (Endpoint("here", LISTED), Endpoint("there", FOUND))
+    assert counted == (*found.settings.providers["own"].endpoints, Endpoint("there", ASLEEP))
     assert again is found and [one.base_url for one in first.settings.providers["own"].endpoints] == [LISTED]
     assert after_reload == ([LISTED, FOUND], reloaded)
     assert without == [LISTED] == gateway.asked()

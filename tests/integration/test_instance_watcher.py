@@ -119,6 +119,23 @@ async def test_every_replica_is_seen_with_what_it_says(
     assert cost is not None and msgspec.to_builtins(cost) == asdict(COST)
 
 
+async def test_a_replica_that_sleeps_has_its_time_booked(
+    database: Database, redis: Redis, client: UpstreamClient, folder: Path
+) -> None:
+    """It is none of those that are asked, and its GPU is its own."""
+
+    def with_sleepers(settings: Any) -> Any:
+        own = msgspec.structs.replace(settings.providers["own"], endpoints=(Endpoint("local", url + "/v1"),))
+        return SimpleNamespace(providers={"own": own})
+
+    scene = Scene(database, redis, client, clock=SetClock())
+    scene.watcher._with_sleepers = with_sleepers
+    with running_front(folder, FakeEngine()) as url:
+        looks = await scene.watcher.look_once()
+
+    assert [look.model for look in looks] == ["llama"] and list(await scene.hours()) == [looks[0].instance_id]
+
+
 async def until_busy(scene: Scene) -> list[Look]:
     """Look until the busy front has said so."""
     async with asyncio.timeout(10):

@@ -16,6 +16,7 @@ from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -23,7 +24,7 @@ from structlog.testing import capture_logs
 
 from gateway.core.background import stop_all
 from gateway.core.clock import Clock
-from gateway.core.settings import EngineSpec, Fleet
+from gateway.core.settings import EngineSpec, Fleet, Rollout
 from gateway.fleet.comparing import Slice
 from gateway.fleet.discovery import announced_in
 from gateway.fleet.rollouts import Compared, Rolling, compared_key, read_rollouts
@@ -31,12 +32,15 @@ from gateway.placing import records
 from gateway.placing.controller import DIES_WITHIN, TELL_AGAIN, Controller, _control
 from gateway.placing.engine_orders import EngineOrders
 from gateway.placing.local import LocalPlacer
-from gateway.placing.placer import Order, revision_of
+from gateway.placing.placer import Order, load_of, order_for, revision_of
 from gateway.placing.plan import GRACE, PoolState, Proved
 from protocol.serving.announcements import ACTIVE, SLEEPING, Announcement, pool_key, signed
 from tests.support.clock import SetClock
-from tests.support.placing import NEW, OLD, SECRET, SLEEPER, WORDS, Scene, pids, settled
+from tests.support.placing import LOADER, NEW, OLD, SECRET, SLEEPER, WORDS, Scene, pids, settled
 from tests.support.waiting import until_found
+
+NAME = "a.0123456789ab.01234567"  # of a replica
+LARGE = EngineSpec(model="large", gpus=0, arguments=(*LOADER.arguments, "--served-model-name=large"))
 
 
 @pytest.fixture
@@ -109,8 +113,84 @@ async def test_a_replica_that_is_not_needed_sleeps_until_it_is_woken(scene: Scen
     assert not scene.placer().names()
 
 
-async def _asleep(controller: Controller) -> str | None:
-    heard, members = controller._heard("own"), controller._members["own"]
+async def test_a_replica_that_sleeps_takes_the_model_of_another_pool(scene: Scene, redis: Redis) -> None:
+    """Its process is a replica of that pool then, for the controller that comes next, too; and goes back in the same
+    way. Its own pool has another one started, where it needs one."""
+    scene.asleep, scene.beside = 1, LARGE
+    await scene.aim(1)
+    await scene.aim(0, "beside")
+    async with scene.controlled(LOADER) as controller:
+        (first,) = await settled(controller, 1)
+        await scene.aim(0)
+        await until_found(lambda: _asleep(controller))
+        await scene.aim(1, "beside")
+        moved = await until_found(lambda: _pids(controller, "beside"))
+        there, deaths = set(scene.placer().names()), [state.deaths for state in controller._states.values()]
+    await redis.delete(records.LEASE)  # as it ends by itself
+    async with scene.controlled(LOADER) as other:
+        adopted = await until_found(lambda: _pids(other, "beside"))
+        await scene.aim(1)
+        (second,) = await until_found(lambda: _pids(other, "own"))
+        both = set(scene.placer().names())
+        deaths += [state.deaths for state in other._states.values()]
+        await scene.aim(0, "beside")
+        await until_found(lambda: _asleep(other, "beside"))
+        await scene.aim(2)
+        back = await until_found(lambda: _pids(other, "own", 2))
+        kept = set(scene.placer().names())
+    await other.end(lambda: False)
+
+    assert there == {first} and adopted == moved and both == {first, second} == kept == set(back)
+    assert [name.split(".")[:2] for name in moved] == [["beside", revision_of(LARGE)]]
+    assert moved.keys() != {first} and back[first] == next(iter(moved.values()))
+    assert deaths == [0, 0, 0, 0]
+    assert not scene.placer().names()
+
+
+@pytest.mark.parametrize("model", ["broken", "hung", "wrong"])
+async def test_a_model_that_does_not_come_has_a_process_started(model: str, scene: Scene, redis: Redis) -> None:
+    """Whether it cannot be loaded, takes too long, or what comes is another one. A replica that could not load it goes
+    on as it was, and is not asked again."""
+    scene.asleep, scene.beside, scene.healthy_within = 1, replace(LARGE, model=model), 3.0
+    await scene.aim(1)
+    await scene.aim(0, "beside")
+    async with scene.controlled(LOADER) as controller:
+        (first,) = await settled(controller, 1)
+        await scene.aim(0)
+        await until_found(lambda: _asleep(controller))
+        await scene.aim(1, "beside")
+        found = await until_found(lambda: _pids(controller, "beside"))
+        await asyncio.sleep(0.3)
+        there = set(scene.placer().names())
+    await controller.end(lambda: False)
+
+    assert there == ({first} if model == "broken" else set()) | found.keys() and first not in found
+    assert not scene.placer().names()
+
+
+async def test_what_a_process_cannot_become_is_not_asked_of_it() -> None:
+    """Its flags, variables and devices are those of its start."""
+    more: list[dict[str, Any]] = [{"arguments": (*LARGE.arguments, "--stays", "active")}, {"environment": ("PATH",)}]
+    engines = [LOADER, LARGE, *(replace(LARGE, **each) for each in [*more, {"gpus": 1}])]
+    (_, own), (told, large), *others = (load_of(order_for(NAME, each, Rollout(), {})) for each in engines)
+
+    assert own == large and not [other for _, other in others if other == own]
+    assert told == {
+        "model": "large",
+        "served_model_name": "large",
+        "fleet_pool": "a",
+        "instance_id": NAME,
+        "warm_up": list(LARGE.warm_up),
+    }
+
+
+async def _pids(controller: Controller, pool: str, count: int = 1) -> dict[str, int] | None:
+    found = pids(controller, pool)
+    return found if len(found) == count else None
+
+
+async def _asleep(controller: Controller, pool: str = "own") -> str | None:
+    heard, members = controller._heard(pool), controller._members[pool]
     return next((name for name, one in heard.items() if members.state_of(one) == SLEEPING), None)
 
 
@@ -150,8 +230,8 @@ async def test_what_gateways_compare_rolls_a_version_back(scene: Scene, redis: R
         before = await until_found(lambda: _proved(redis))
         controller.follow(stands)
         first = await until_found(lambda: _standing_at(redis, 0.25))
-        await controller.leave()
         worse = Compared(revision=first.revision, since=first.since, slices=(Slice(50, 50, 50, 0),) * 2)
+    await redis.delete(records.LEASE)  # as it ends by itself
     async with scene.controlled(NEW) as other:
         other.follow(stands)
         second = await until_found(lambda: _standing_at(redis, 0.25, but=first.since))
@@ -421,7 +501,7 @@ async def test_a_controller_that_fails_leaves_its_replicas(scene: Scene, monkeyp
     await scene.aim(1)
     async with scene.controlled() as controller:
         (name,) = await settled(controller, 1)
-        await controller.leave()
+    await scene.redis.delete(records.LEASE)
     monkeypatch.setattr("gateway.placing.controller.announced_in", fails)
     status = await _control(scene.settings, scene.settings(), scene.placer, Clock())
 

@@ -78,6 +78,7 @@ def running_front(
     fleet: FleetSettings | None = None,
     warm_up: tuple[str, ...] = (),
     instance_id: str = "front-1",
+    allow_model_loading: bool = False,
     **engine_settings: Any,
 ) -> Iterator[str]:
     """Serve the model "tiny" with ``engine`` behind it and give the URL; the engine is ready, if it is to be.
@@ -90,6 +91,7 @@ def running_front(
         api_key=api_key,
         fleet=fleet,
         warm_up=warm_up,
+        allow_model_loading=allow_model_loading,
     )
     client = EngineClient(settings.engine, max_waiting, start_process=engine.start)
     front = build_front(settings, load_checkpoint(folder), client)

@@ -26,6 +26,7 @@ WORDS = ("-m", "tests.support.fake_replica")  # of a Python
 OLD = EngineSpec(model="tiny", gpus=0)
 NEW = EngineSpec(model="tiny", gpus=0, version="2")
 SLEEPER = EngineSpec(model="tiny", gpus=0, arguments=("--sleeps",))
+LOADER = EngineSpec(model="tiny", gpus=0, arguments=("--sleeps", "--allow-model-loading"))
 
 
 class Scene:
@@ -36,6 +37,7 @@ class Scene:
         self.placer = placer  # as a controller that begins opens it
         self.healthy_within = 20.0  # seconds
         self.asleep = 0  # replicas beyond the target that sleep
+        self.beside: EngineSpec | None = None  # what replicas of another pool are
 
     def settings(self, engine: EngineSpec = OLD) -> Settings:
         """Return the configuration with replicas of that kind."""
@@ -44,14 +46,19 @@ class Scene:
         )
         rollout = Rollout(healthy_within=self.healthy_within, canary=0.3, stand=0.3, drain=5.0)
         pool = Pool(scaling=Scaling(min=0, max=4, asleep=self.asleep), engine=engine, rollout=rollout)
-        fleet = Fleet(secrets=(SECRET,), pools={"own": pool})
         more: dict[str, Any] = {"providers": {"own": own}, "models": {"tiny": model("tiny", "own")}, "auto": {}}
+        pools = {"own": pool}
+        if self.beside is not None:
+            pools["beside"] = msgspec.structs.replace(pool, engine=self.beside)
+            more["providers"]["beside"] = msgspec.structs.replace(own, name="beside")
+            more["models"]["large"] = model("large", "beside")
+        fleet = Fleet(secrets=(SECRET,), pools=pools)
         return settings_for("", self.redis_url, "", self.folder, **more, aliases={}, fleet=fleet)
 
-    async def aim(self, target: int) -> None:
+    async def aim(self, target: int, pool: str = "own") -> None:
         """Decide in the gateways' place."""
         state = ScaleState(target=target, reason="", decided_at=0.0, changed_at=0.0)
-        await self.redis.set("tollgate:fleet-target:{own}", msgspec.json.encode(state))
+        await self.redis.set(f"tollgate:fleet-target:{{{pool}}}", msgspec.json.encode(state))
 
     @asynccontextmanager
     async def controlled(self, engine: EngineSpec = OLD) -> AsyncIterator[Controller]:
@@ -70,11 +77,12 @@ class Scene:
             await asyncio.sleep(0.05)
 
 
-def pids(controller: Controller) -> dict[str, int]:
+def pids(controller: Controller, pool: str = "own") -> dict[str, int]:
     """Return the processes of replicas that take calls, by their heartbeats."""
-    members = controller._members["own"]
-    heard = controller._heard("own").items()
-    return {name: int(one.said.version or 0) for name, one in heard if members.state_of(one) == ACTIVE}
+    members = controller._members[pool]
+    heard = controller._heard(pool).items()
+    able = [(name, one) for name, one in heard if members.state_of(one) == ACTIVE and one.refused is None]
+    return {name: int(one.said.version or 0) for name, one in able}
 
 
 async def settled(

@@ -99,7 +99,7 @@ class Announcer:
         before = self._describe(0, time.time(), None)
         self._state, self._warm_up, self._describe = STARTING, warm_up, partial(describe, before.base_url)
         with suppress(*AWAY):
-            await self._redis.hdel(pool_key(self._fleet.pool), before.instance_id)
+            await self._redis.hdel(pool_key(before.pool), before.instance_id)
         await self._warm()
 
     async def leave(self) -> None:
@@ -115,9 +115,9 @@ class Announcer:
             for task in running:
                 task.cancel()
             await asyncio.wait(running, timeout=0.5)  # the client may swallow a cancellation (Python 3.11)
-        instance_id = self._describe(self._number, time.time(), None).instance_id
+        said = self._describe(self._number, time.time(), None)
         with suppress(*AWAY):
-            await self._redis.hdel(pool_key(self._fleet.pool), instance_id)
+            await self._redis.hdel(pool_key(said.pool), said.instance_id)
         with suppress(*AWAY):
             await self._redis.aclose()
 

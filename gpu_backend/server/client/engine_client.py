@@ -114,7 +114,8 @@ class EngineClient:
         self._recovery = CallRecovery(self._send_all)  # what a dead process had, for the next one
         self._is_closing = False
         self.model_number = 0  # another one with each model that its process is told to take
-        self._taking: tuple[EngineConfig, asyncio.Future[bool]] | None = None  # that model, and whether it is there
+        # Another model, whether it is there, and since when it is loaded: that is the time of the instance to come.
+        self._taking: tuple[EngineConfig, asyncio.Future[bool], float] | None = None
 
     async def open(self) -> None:
         """Start the process. It is not ready yet when this returns."""
@@ -202,7 +203,7 @@ class EngineClient:
         self.state, self._is_loading = EngineState.STARTING, True
         self._sleep.is_on = False
         loaded = self._loop.create_future()
-        self._taking = config, loaded
+        self._taking = config, loaded, self._clock()
         self.send(LoadModel(config))
         if not await loaded:
             raise Overloaded("The model cannot be loaded, as the log says; the one before is on its way.")
@@ -284,10 +285,10 @@ class EngineClient:
         """Go by the model that the process has from now on. It is another instance: its counters begin anew."""
         if self._taking is None:
             return
-        (config, loaded), self._taking = self._taking, None
+        (config, loaded, began), self._taking = self._taking, None
         if is_done:
             self._config, self.model_number = config, self.model_number + 1
-            self._opened, self._busy_before, self.load = self._clock(), 0.0, None
+            self._opened, self._busy_before, self.load = began, 0.0, None
         if not loaded.done():
             loaded.set_result(is_done)
 

@@ -95,11 +95,11 @@ def test_an_engine_that_only_its_own_machine_reaches_is_not_announced_to_others(
 
 def test_an_engine_says_what_it_serves() -> None:
     """Model and version, its state or that it leaves, the size of its blocks once it knows it, where its events are,
-    and how its calls ended."""
+    and how its calls ended. It is active for no model that it has no more."""
     events = ["--kv-events-config", '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557"}']
     settings = read_settings(["--model", "m", "--fleet-pool", "own", *events], ENVIRONMENT)
     adapters = SimpleNamespace(by_name={})
-    engine = SimpleNamespace(state=EngineState.STARTING, ready=None, adapters=adapters)
+    engine = SimpleNamespace(state=EngineState.STARTING, ready=None, adapters=adapters, model_number=0)
     metrics = SimpleNamespace(answered=5, failed=1)
     given: Any = {"checkpoint": None, "engine": engine, "metrics": metrics}
     given |= {"instance_id": "gpu-0-1", "node_id": "gpu-0"}
@@ -110,6 +110,7 @@ def test_an_engine_says_what_it_serves() -> None:
         front.announcement("http://gpu-0/v1", 2, 6.0),
         front.announcement("http://gpu-0/v1", 3, 7.0, DRAINING),
     )
+    engine.model_number = 1
 
     assert (starting.state, starting.block_size, starting.max_model_len) == ("starting", None, None)
     assert (active.state, active.block_size, active.max_model_len) == (ACTIVE, READY.block_size, READY.max_model_len)
@@ -117,6 +118,9 @@ def test_an_engine_says_what_it_serves() -> None:
     assert active.names == {"tiny", "tiny@2"} and active.kv_events == KvEventsAt("tcp://*:5557")
     assert (leaving.state, leaving.number, leaving.sent_at) == (DRAINING, 3, 7.0)
     assert (active.answered, active.failed) == (5, 1)
+    assert (
+        front.announcement("http://gpu-0/v1", 4, 8.0).state == "starting"
+    )  # it has another model, of which another tells
 
 
 def test_an_engine_without_a_way_to_redis_says_so() -> None:
@@ -138,7 +142,7 @@ async def test_it_ends_although_a_cancellation_is_lost(monkeypatch: pytest.Monke
                 raise
             lost.append("the first")
 
-    told: Any = SimpleNamespace(instance_id="i")
+    told: Any = SimpleNamespace(pool="own", instance_id="i")
     announcer = Announcer(fleet(redis_url="redis://127.0.0.1:9/0"), lambda *_: told, begun.wait)
     monkeypatch.setattr(announcer, "_announce", announce)
     await announcer.open()

@@ -320,7 +320,7 @@ async def test_a_process_that_starts_again_asleep_is_told_of_no_other_model() ->
 
 
 async def test_another_model_is_counted_from_its_own_beginning() -> None:
-    """It is another instance: what was booked of the one before is not booked again."""
+    """It is another instance, from when it is loaded: what was booked of the one before is not booked again."""
     engine, now = FakeEngine(lambda c: [(SleepAnswer(c.number),)] if isinstance(c, Sleep) else []), [0.0]
     async with running(engine, clock=lambda: now[0]) as client:
         engine.process.say(LoadReport(0, 0, 8, 8, 0.0, 0.0, 0.0, 0.0, gpu_busy_seconds=3.5))
@@ -330,6 +330,7 @@ async def test_another_model_is_counted_from_its_own_beginning() -> None:
         taken = asyncio.create_task(client.load_model(engine_config(model="other")))
         await asyncio.to_thread(engine.process.wait_for, lambda c: isinstance(c, LoadModel))
         before = client.uptime_seconds, client.busy_seconds
+        now[0] = 102.0
         engine.process.say(READY)
         await taken
         now[0] = 103.0
