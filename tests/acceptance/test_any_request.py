@@ -20,6 +20,7 @@ EXAMPLES = 20  # of an operation
 
 pytestmark = [
     pytest.mark.peers,
+    pytest.mark.timeout(1800),  # every operation: three minutes on a quiet machine
     pytest.mark.skipif(not SCHEMATHESIS.exists(), reason=f"SKIPPED: no {SCHEMATHESIS}"),
 ]
 
