@@ -19,6 +19,7 @@ from tests.support.house import (
     House,
     anthropic_provider,
     azure_provider,
+    bedrock_provider,
     entra_client,
     gemini_provider,
     mcp_servers,
@@ -32,6 +33,7 @@ from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
 from tests.support.temporary_stores import temporary_valkey
 
+CONVERSED = "us.anthropic.claude-opus-4-6-v1"
 VOICE_PRICE = Price(
     input=to_nano(4),
     cached_input=to_nano("0.4"),
@@ -54,6 +56,7 @@ def upstream() -> Iterator[ScriptedUpstream]:
         "gpt-4o-mini-tts",
         "whisper-1",
         "gpt-4o-transcribe",
+        CONVERSED,
     )
     with ScriptedUpstream(models=(*models, *others)) as upstream:
         yield upstream
@@ -90,6 +93,7 @@ def house(
                 anthropic_provider(upstream.root_url), hosted_tools=HostedTools(code_interpreter=True)
             ),
             "azure": azure_provider(upstream.root_url),
+            "bedrock": bedrock_provider(upstream.root_url),
             "gemini": gemini_provider(upstream.root_url),
             "entra": azure_provider(
                 upstream.root_url, name="entra", api_keys=(), oauth=entra_client(upstream.root_url)
@@ -111,6 +115,7 @@ def house(
         searching = replace(claude.price, cache_write_1h=None, code_interpreter=None)
         for name in ("native-before", "native-unpriced"):
             models[name] = model(name, "native", upstream_model="gpt-5")
+        models["conversed"] = model("conversed", "bedrock", upstream_model=CONVERSED)
         models["gemini"] = model("gemini", "gemini", upstream_model="gemini-3-flash")
         unit = Price(input=to_nano(0), output=to_nano(0), search_unit=to_nano("0.002"))
         ranks = frozenset({Capability.RERANK})

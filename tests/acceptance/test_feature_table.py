@@ -17,7 +17,7 @@ from tests.support.sounds import wav
 
 PAGE = Path(__file__).parents[2] / "docs" / "dialects.md"
 BEGIN, END = "<!-- made by tests/acceptance/test_feature_table.py -->\n", "<!-- end of the made table -->\n"
-FORMATS = {"OpenAI": "small", "Anthropic": "claude", "Gemini": "gemini"}
+FORMATS = {"OpenAI": "small", "Anthropic": "claude", "Bedrock": "conversed", "Gemini": "gemini"}
 PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses": "/v1/responses"}
 COLUMNS = [(dialect, *each) for dialect in PATHS for each in FORMATS.items()] + [("responses", "Responses", "native")]
 Body = dict[str, Any]

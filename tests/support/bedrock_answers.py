@@ -91,6 +91,10 @@ def _block(block: dict[str, Any]) -> dict[str, Any]:
     match block:
         case {"text": str(text)} if text:
             return {"type": "text", "text": text}
+        case {"image": {"format": "png" | "jpeg" | "gif" | "webp", "source": {"bytes": str()}}}:
+            return {"type": "text", "text": "a picture"}
+        case {"document": {"format": "pdf", "name": str(name), "source": {"bytes": str()}}} if name:
+            return {"type": "text", "text": "a document"}
         case {"toolUse": used}:
             return {"type": "tool_use", "id": used["toolUseId"], "name": used["name"], "input": used["input"]}
         case {"toolResult": result}:

@@ -48,10 +48,10 @@ def chat(**more: Any) -> ChatRequest:
     return decode(json.dumps(asked).encode(), ChatRequest)
 
 
-def native(**more: Any) -> dict[str, Any]:
+def native(**more: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     asked = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hello"}], **more}
     message = decode(json.dumps(asked).encode(), MessagesRequest)
-    return built(to_chat(message), native=message)[0]
+    return built(to_chat(message), native=message)
 
 
 def test_a_chat_in_converses_words() -> None:
@@ -83,7 +83,7 @@ def test_pictures_documents_thinking_and_marks_of_messages() -> None:
     """Blocks of Anthropic's dialect, in Converse's words; the model's own fields go along as such."""
     blocks = [
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}},
-        {"type": "document", "title": "A/B: notes", "source": PDF},
+        {"type": "document", "title": "A/B: notes", "source": PDF, "context": "Of May."},
         {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "Words."}},
         {"type": "text", "text": "Compare.", "cache_control": {"type": "ephemeral"}},
     ]  # fmt: skip
@@ -94,16 +94,30 @@ def test_pictures_documents_thinking_and_marks_of_messages() -> None:
         {"role": "user", "content": "Sure?"},
     ]
     thinking = {"type": "enabled", "budget_tokens": 1024}
-    body = native(messages=turns, thinking=thinking, max_tokens=4000, metadata={"user_id": "u"})
+    body, _ = native(messages=turns, thinking=thinking, max_tokens=4000, metadata={"user_id": "u"})
     first, second, _ = (turn["content"] for turn in body["messages"])
 
     assert first[0] == {"image": {"format": "png", "source": {"bytes": PNG}}}
-    assert first[1] == {"document": {"format": "pdf", "source": {"bytes": PNG}, "name": "A B notes"}}
+    pdf = {"format": "pdf", "source": {"bytes": PNG}, "name": "A B notes", "context": "Of May."}
+    assert first[1] == {"document": pdf}
     assert first[2] == {"document": {"format": "txt", "source": {"text": "Words."}, "name": "document"}}
     assert first[3:] == [{"text": "Compare."}, {"cachePoint": {"type": "default"}}]
     assert second[0]["reasoningContent"]["reasoningText"] == {"text": "Hm.", "signature": thought["signature"]}
     assert body["additionalModelRequestFields"] == {"thinking": thinking}
     assert "metadata" not in body
+
+
+def test_what_anthropics_api_alone_knows_is_refused_or_told() -> None:
+    """A document that is to be cited would be answered without; what changes no meaning is left out, and named."""
+    cited = {"type": "document", "source": PDF, "citations": {"enabled": True}}
+    said = {"type": "text", "text": "Alike.", "citations": [{"type": "char_location", "cited_text": "A"}]}
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": [said]}]
+    tool = {"name": "look", "input_schema": {"type": "object"}, "defer_loading": True}
+    _, dropped = native(messages=[*turns, {"role": "user", "content": "Sure?"}], tools=[tool])
+
+    assert dropped == ("tools.defer_loading", "citations")
+    with pytest.raises(UpstreamUnable, match="cites no documents"):
+        native(messages=[{"role": "user", "content": [cited, {"type": "text", "text": "Hi"}]}])
 
 
 def test_another_makers_model_is_told_nothing_of_claudes() -> None:

@@ -82,6 +82,9 @@ def _block(block: Mapping[str, Any]) -> Block:
 
 
 def _document(block: Mapping[str, Any]) -> Block:
+    if (block.get("citations") or {}).get("enabled"):
+        words = "The model that answers here cites no documents. Send it without 'citations', or ask Anthropic's API."
+        raise Unsayable(words, param="messages")
     source = block["source"]
     if source["type"] == "text":
         told: Block = {"format": "txt", "source": {"text": source["data"]}}
@@ -89,7 +92,8 @@ def _document(block: Mapping[str, Any]) -> Block:
         inside = _inside(source, "messages.content.document")
         told = {"format": DOCUMENTS.get(inside["media_type"], "pdf"), "source": {"bytes": inside["data"]}}
     title = " ".join(NAME.sub(" ", block.get("title") or "").split())[:LONGEST_NAME]
-    return told | {"name": title or "document"}
+    more = {"context": block["context"]} if block.get("context") else {}
+    return told | {"name": title or "document"} | more
 
 
 def _tell_documents_apart(turns: list[Block]) -> None:

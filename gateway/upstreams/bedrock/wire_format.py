@@ -28,6 +28,7 @@ from protocol.usage import Usage
 TOO_LONG = re.compile(r"Input is too long|too many (?:input )?tokens|maximum (?:context|number of tokens)", re.I)
 OF_THE_KEY = ("UnrecognizedClient", "ExpiredToken", "AccessDenied", "InvalidSignature", "MissingAuthentication")
 OF_A_CHAT = AS_CHAT | {"metadata": "user", "output_config": "reasoning_effort"}  # what is left out, in its words
+CARRIED = ("cache_control", "context_management", "output_config.task_budget")  # of what Anthropic's API alone knows
 FULL = ("ModelNotReady", "ServiceUnavailable")
 
 
@@ -49,8 +50,10 @@ class BedrockFormat:
                     f"{words} Run it yourself, as one of the 'tools' with an 'input_schema'.", param="tools"
                 )
         told, dropped = body_of(asking, request, streams=False)
-        if asking.native is not None and asking.native.betas:
-            told["anthropic_beta"] = sorted(asking.native.betas)
+        if asking.native is not None:
+            if asking.native.betas:
+                told["anthropic_beta"] = sorted(asking.native.betas)
+            dropped += [name for name in asking.native.anthropics_wishes() if name not in CARRIED]
         body, left_out = converse_body(told, model.upstream_model)
         names = OF_A_CHAT if asking.native is None else {"metadata": "metadata.user_id"}
         dropped += dict.fromkeys(names.get(name, name) for name in left_out)
