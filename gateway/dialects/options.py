@@ -15,7 +15,7 @@ from gateway.calls.call import NO_PLACING, Placing
 from gateway.core.errors import EndpointNotAllowed, Forbidden
 from gateway.core.principals import Caller
 from gateway.core.settings import CacheUse
-from gateway.dialects.checks import check_tags, refuse_unpriced
+from gateway.dialects.checks import check_tags, refuse_unpriced, require
 from gateway.dialects.endpoint import Asked
 from gateway.dialects.extensions import NONE, Extensions, read_extensions
 from gateway.dialects.table import BY_NAME, REALTIME
@@ -52,9 +52,9 @@ def placing_of(options: Options) -> Placing:
     if options is DEFAULT_OPTIONS:
         return NO_PLACING
     named, soon = (options.gateway_destination_endpoint or "").replace(" ", ""), options.llm_d_slo_ttft_ms
-    if named and ENDPOINTS.fullmatch(named) is None:
-        header = HEADERS["gateway_destination_endpoint"]
-        raise invalid_param(header, f"'{header}' must be up to 16 of 'address:port', with commas between.")
+    header = HEADERS["gateway_destination_endpoint"]
+    words = f"'{header}' must be up to 16 of 'address:port', with commas between."
+    require(not named or ENDPOINTS.fullmatch(named) is not None, header, words)
     addresses = tuple(named.split(",")) if named else ()
     return Placing(options.session_id, addresses, math.inf if soon is None else soon / 1000)
 
@@ -124,9 +124,8 @@ def read_options(headers: Mapping[str, str], extra: dict[str, Any]) -> Options:
         if not said:
             continue
         spelled[name], found[name] = said[0]
-        if any(str(other) != str(found[name]) and not _same_number(other, found[name]) for _, other in said[1:]):
-            words = f"The header {header} and the body's '{name}' disagree. Send one of them."
-            raise invalid_param(name, words)
+        agree = all(str(other) == str(found[name]) or _same_number(other, found[name]) for _, other in said[1:])
+        require(agree, name, f"The header {header} and the body's '{name}' disagree. Send one of them.")
     if not found:
         return DEFAULT_OPTIONS
     for name in ("quality", "max_cost_usd", "llm_d_slo_ttft_ms"):
@@ -145,8 +144,8 @@ DEFAULT_OPTIONS = Options()
 def read_idempotency_key(headers: Mapping[str, str]) -> str | None:
     """Return the key under which this call is answered once, if it has one. Raises BadRequest."""
     key = headers.get("idempotency-key")
-    if key is not None and IDEMPOTENCY_KEY.fullmatch(key) is None:
-        raise invalid_param("Idempotency-Key", "An Idempotency-Key is 1 to 255 printable ASCII characters.")
+    is_fine = key is None or IDEMPOTENCY_KEY.fullmatch(key) is not None
+    require(is_fine, "Idempotency-Key", "An Idempotency-Key is 1 to 255 printable ASCII characters.")
     return key
 
 
@@ -155,9 +154,8 @@ def _number(name: str, spelled: str, value: Any, most: float) -> float:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if isinstance(value, bool) or not 0 <= number <= most or math.isinf(number):
-        span = "from 0 to 1" if most == 1 else "0 or more"
-        raise invalid_param(name, f"'{spelled}' must be a number {span}.")
+    is_fine = not isinstance(value, bool) and 0 <= number <= most and not math.isinf(number)
+    require(is_fine, name, f"'{spelled}' must be a number {'from 0 to 1' if most == 1 else '0 or more'}.")
     return number
 
 
@@ -175,4 +173,5 @@ def _bad_option(exc: msgspec.ValidationError, found: Mapping[str, Any], spelled:
         "priority": "'low', 'normal' or 'high'",
         "cache": "'on', 'all' or 'off'",
     }.get(name, "a text")
-    return invalid_param(name, f"'{spelled[name]}' must be {right}, not {str(found[name])[:40]!r}.")
+    words = f"'{spelled[name]}' must be {right}"
+    return invalid_param(name, f"{words}, not {str(found[name])[:40]!r}.").keeping(f"{words}.")

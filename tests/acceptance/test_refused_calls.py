@@ -12,9 +12,11 @@ from structlog.testing import capture_logs
 
 from gateway.accounts.schemas import LimitsInput
 from gateway.core.keys import new_key
+from gateway.telemetry import refusals
 from tests.support.house import House, make_team
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import execute
+from tests.support.waiting import until
 
 SAID = "a-secret-that-a-user-wrote"
 CHAT = "/v1/chat/completions"
@@ -87,6 +89,58 @@ def test_a_refused_call_is_in_the_log(
     if path != "/v1/nothing":  # where no guard asked who it is
         assert line["team"] == f"refused_{team}" and line["key"].startswith("key_")
         assert line["endpoint"] == path
+
+
+def test_no_word_of_a_request_is_kept(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it stands in it; and each refusal tells what would have been right."""
+    monkeypatch.setattr(refusals, "ALIKE", 1000)
+    key = asyncio.run(make_team(house.settings, "refused_wherever"))
+    with house.client(key) as client:
+        answers = [client.post(CHAT, json={**ASK, **each}) for each in CHATS]
+        answers += [client.post(CHAT, json=ASK, headers={each: SAID}) for each in HEADERS]
+        answers += [client.post(CHAT, content=b'{"%b": 1, "%b": 2}' % (SAID.encode(), SAID.encode()))]
+        answers += [client.post(f"/v1/{path}", json={"model": "small", **each}) for path, each in OTHERS]
+        wrong = [answer.headers["x-request-id"] for answer in answers if answer.status_code >= 400]
+        until(lambda: len(client.get("/v1/calls", params={"limit": 200}).json()["data"]) >= len(wrong))
+        page = client.get("/v1/calls", params={"limit": 200, "status": "refused"})
+
+    assert len(wrong) > 45 and SAID not in page.text
+    told = {call["request_id"]: call for call in page.json()["data"]}
+    assert {told[each]["code"] for each in wrong if each in told and told[each]["advice"] is None} == set()
+    assert sum(call["message"] is None for call in told.values()) < 10  # most tell more than the code's advice
+
+
+def message(**said: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "Hi.", **said}]}
+
+
+CHATS: list[dict[str, Any]] = [
+    *({name: SAID} for name in ("model", "messages", "temperature", "n", "tools", "response_format", "stop_token_ids")),
+    *({name: SAID} for name in ("tool_choice", "service_tier", "modalities", "prediction", "reasoning_effort", "seed")),
+    *(
+        {name: SAID}
+        for name in ("stream", "stream_options", "audio", "provider", "logit_bias", "cache", "mock_response")
+    ),
+    *({name: [SAID]} for name in ("models", "plugins", "transforms", "messages", "tools")),
+    *({name: {SAID: SAID}} for name in ("logit_bias", "response_format", "cache", "provider", "audio", "thinking")),
+    *({"response_format": {"type": SAID}}, {"tools": [{"type": SAID}]}, {"metadata": {SAID: 5}}, {"user": SAID * 50}),
+    *({"metadata": {SAID * 9: "x"}}, {"stop": [SAID] * 50}, {"provider": {"order": [SAID]}}, {"modalities": [SAID]}),
+    *(message(role=SAID), message(content=[{"type": SAID}]), message(role="tool", tool_call_id=SAID, content=SAID)),
+    message(content=[{"type": "image_url", "image_url": {"url": SAID}}]),
+    message(content=[{"type": "file", "file": {"file_id": SAID}}]),
+    message(role="assistant", tool_calls=[{"id": SAID, "type": SAID, "function": {"name": SAID, "arguments": SAID}}]),
+]
+HEADERS = ("x-tier", "x-quality", "x-max-cost-usd", "x-team-id", "x-deadline-ms", "x-route", "x-safety")
+OTHERS: list[tuple[str, dict[str, Any]]] = [
+    *(("messages", {"messages": SAID}), ("messages", {"max_tokens": 5, **message(role=SAID)})),
+    *(("messages", {"max_tokens": 5, **message(), "tools": [{"type": SAID, "name": SAID}]}),),
+    *(("responses", {"input": [{"type": SAID}]}), ("responses", {"input": "x", "tools": [{"type": SAID}]})),
+    *(("responses", {"input": "x", "previous_response_id": SAID}), ("responses", {"input": "x", "include": SAID})),
+    *(("responses", {"input": "x", "conversation": SAID}), ("responses", {"input": [{"role": SAID, "content": "x"}]})),
+    *(("embeddings", {"input": {SAID: 1}}), ("embeddings", {"input": "x", "encoding_format": SAID})),
+    *(("completions", {"prompt": {SAID: 1}}), ("completions", {"prompt": "x", "suffix": [SAID]})),
+    *(("rerank", {"query": SAID, "documents": SAID}), ("images/generations", {"prompt": SAID, "size": SAID})),
+]
 
 
 def test_an_unknown_key_is_in_the_log(house: House) -> None:
