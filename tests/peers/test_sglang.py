@@ -47,7 +47,7 @@ EXPECTED_OF = {
     },
     "cache_report.TestCacheReport": {
         "cache_report_openai": BLOCKS,
-        "cache_salt_effectiveness": "cache_salt has no effect, as a header tells",
+        "cache_salt_effectiveness": BLOCKS,
         "cache_split_prefill_openai": BLOCKS,
         "generate": NATIVE,
     },
