@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
@@ -96,6 +97,27 @@ class LinearAttention:
         return F.silu(F.conv1d(window, self.taps[:, None], groups=len(window))).t().contiguous()
 
 
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Products of the same input, their outputs one behind the other: where a checkpoint has some packed."""
+
+    parts: tuple[Product, ...]
+
+    @property
+    def weight(self) -> Tensor:
+        return self.parts[0].weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self.parts], 1)
+
+    def of_norm(self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+        normed, summed = ops.add_rms_norm(x, residual, norm, eps)
+        return self(normed), summed
+
+    def of_gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        return self(ops.gated(gate_up, activation))
+
+
 class RecurrentStates:
     """The states of the sequences that run, a row for each, and one more for places without a sequence."""
 
@@ -149,9 +171,13 @@ def load_linear_attention(config: ModelConfig, weights: WeightSource, prefix: st
     parts = {"qkv": sizes.channels, "z": values, "b": heads, "a": heads}
     if sizes.is_grouped:
         parts = {"qkvz": sizes.channels + values, "ba": 2 * heads}
-    names = tuple(f"{prefix}.in_proj_{part}" for part in parts)
+    width_of = {f"{prefix}.in_proj_{part}": width for part, width in parts.items()}
+    products = [
+        load_linear(weights, names, tuple(map(width_of.__getitem__, names)), hidden, False)
+        for names in (tuple(some) for _, some in groupby(width_of, weights.is_packed))
+    ]
     return LinearAttention(
-        qkv=load_linear(weights, names, tuple(parts.values()), hidden, False),
+        qkv=products[0] if len(products) == 1 else SideBySide(tuple(products)),
         out=load_linear(weights, (f"{prefix}.out_proj",), (hidden,), values, False),
         sizes=sizes,
         place=sum(sizes.layers[:index]),

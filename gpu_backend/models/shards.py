@@ -84,6 +84,7 @@ def config_of_rank(model: ModelConfig, ranks: int, by_expert: bool = False) -> M
         group = max(model.packed.group_size, model.packed.per_word)  # inputs of a scale, outputs of a word
         widths = [part.attended_width, part.intermediate_size]
         widths += [experts.intermediate_size, experts.shared_size] if experts is not None else []
+        widths += [linear.value_width] if linear is not None else []
         if any(width % group for width in widths) or math.prod(part.kv_shape[1:]) % model.packed.per_word:
             raise UnsupportedModel(f"{ranks} ranks cut through the checkpoint's groups of {group} inputs or outputs")
     return part

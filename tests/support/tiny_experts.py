@@ -99,7 +99,7 @@ def experts_tensors(model: TinyModel, layer: str, matrix: Matrix) -> dict[str, T
         shared = inner * config["n_shared_experts"]
         tensors |= _shared(f"{layer}.mlp.shared_experts", hidden, shared, matrix)
     elif model.architecture in GATED:
-        tensors |= _shared(f"{layer}.mlp.shared_expert", hidden, SHARED_SIZE, matrix)
+        tensors |= _shared(f"{layer}.mlp.shared_expert", hidden, config["shared_expert_intermediate_size"], matrix)
         tensors[f"{layer}.mlp.shared_expert_gate.weight"] = matrix(1, hidden)
     return tensors
 

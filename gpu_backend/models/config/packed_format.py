@@ -62,8 +62,11 @@ def packed_format(config: Mapping[str, Any]) -> PackedFormat | None:
             "gptq (gptq, gptq_v2) and compressed-tensors of 4 and 8 bits, mxfp4 of GPT-OSS, fp8, and float32, float16 "
             "or bfloat16"
         )
-    if asked.get("dynamic"):
-        raise UnsupportedModel("quantization_config has dynamic rules; only one for all matrices is supported")
+    if any(said and not rule.startswith("-:") for rule, said in (asked.get("dynamic") or {}).items()):
+        raise UnsupportedModel(
+            "quantization_config has dynamic rules; supported are those that leave matrices whole (-:), and one way "
+            "for all others"
+        )
     group = _group_size(int(asked.get("group_size", asked.get("q_group_size", 128))))
     return PackedFormat(method, group, bits, version == "gptq")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -45,6 +46,7 @@ from tests.support.tiny_vision import (
     with_pictures,
     write_tiny_vision,
 )
+from tests.unit.gpu_backend.models.test_packed import FORMATS, has_order, write_packed_model
 
 CPU = torch.device("cpu")
 BLOCK = 16
@@ -223,6 +225,63 @@ def test_logits_equal_transformers(architecture: str, seed: int, tmp_path: Path)
     clear = best[:, 0] - best[:, 1] > 2 * TOLERANCE * largest
     assert torch.equal(ours.argmax(-1)[clear], expected.argmax(-1)[clear])
     assert clear.float().mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("architecture", "form", "whole"),
+    [
+        ("Qwen3NextForCausalLM", "awq", "in_proj_ba"),
+        ("Qwen3_5ForCausalLM", "gptq in an order of its own", "in_proj_[ab]"),
+        ("Qwen3_5MoeForCausalLM", "gptq", "attn|shared_expert"),
+        *(
+            pytest.param(*each, marks=pytest.mark.soak)
+            for each in (
+                ("Qwen3NextForCausalLM", "gptq", "attn|shared_expert"),
+                ("Qwen3NextForCausalLM", "gptq of 8 bits", "in_proj_ba|mlp"),
+                ("Qwen3_5ForCausalLM", "awq", "in_proj_[ab]"),
+                ("Qwen3_5ForCausalLM", "compressed, 4 bits from zeros", "nothing"),
+            )
+        ),
+    ],
+)
+def test_packed_logits_of_linear_attention_equal_transformers(
+    architecture: str, form: str, whole: str, tmp_path: Path
+) -> None:
+    """Those of the numbers that packed ones stand for, whichever matrices their writer has left whole: a state's gates,
+    as GPTQModel does, or all but experts, as Qwen's own checkpoints have it, in rules that exclude the others. In four
+    parts, too, where groups are not spread over all inputs."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"linear_num_value_heads": 8, "linear_value_head_dim": 8, "shared_expert_intermediate_size": 64}
+    model = TinyModel(architecture, intermediate_size=128, num_layers=3, num_experts=6, extra=sizes)
+    described = FORMATS[form] | ({"dynamic": {"lm_head": {}, f"-:.*({whole}).*": {}}} if form == "gptq" else {})
+    folder, tensors = write_packed_model(tmp_path, described, lambda name: not re.search(whole, name), model)
+    token_ids = [(7 * i + i * i) % 256 for i in range(90)]
+
+    config = AutoConfig.for_model(**model.config())
+    oracle = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    oracle.load_state_dict(stacked(tensors))
+    with torch.no_grad():
+        expected: Tensor = oracle(torch.tensor([token_ids])).logits[0]
+    found = {0: our_logits(folder, token_ids, 41)}
+    if not has_order(FORMATS[form]) and whole != "nothing":
+        found[40] = logits_of_parts(folder, token_ids[:60], by_expert=False)
+
+    for first, logits in found.items():
+        of_same = expected[first : first + len(logits)]
+        assert (logits - of_same).abs().max() <= TOLERANCE * expected.abs().max()
+
+
+def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a model's tensors with those of all experts in one, as transformers has them in memory."""
+    found = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for prefix in {name.partition(".experts.")[0] for name in tensors if ".experts." in name}:
+        gate, up, down = (
+            torch.stack([tensors[f"{prefix}.experts.{number}.{which}_proj.weight"] for number in range(6)])
+            for which in ("gate", "up", "down")
+        )
+        found |= {f"{prefix}.experts.gate_up_proj": torch.cat((gate, up), 1), f"{prefix}.experts.down_proj": down}
+    return found
 
 
 @pytest.mark.parametrize("name", TINY_VISIONS)

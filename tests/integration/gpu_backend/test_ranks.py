@@ -3,30 +3,33 @@
 
 from __future__ import annotations
 
+import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
 from gateway.run.processes import free_port
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.process import EngineProcess
 from gpu_backend.execution.runner import Runner
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import load_model_config
 from gpu_backend.step.config import engine_config
 from gpu_backend.step.cost import StepCost
-from gpu_backend.step.messages import Generate, Ready, Sleep, SleepAnswer, WakeUp
+from gpu_backend.step.messages import Generate, Sleep, SleepAnswer, WakeUp
 from gpu_backend.step.sampling_params import SamplingParams
 from tests.support.engine import answer_all, draft_from, expect_short_replies, model_loop
+from tests.support.engine_server import running_engine_server
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 Replies = dict[Any, tuple[int, ...]]
@@ -140,20 +143,41 @@ def test_what_cannot_be_is_refused_before_any_process_starts(tmp_path: Path, mon
 
 
 @pytest.mark.soak
-def test_engine_ends_when_a_rank_is_lost(tmp_path: Path) -> None:
-    """The process that waits for it learns so at once, instead of waiting for ever."""
-    folder = write_tiny_model(tmp_path, TinyModel(), with_tokenizer=True)
-    engine = EngineProcess.start(engine_config(str(folder), device="cpu", tensor_parallel_size=2))
-    try:
-        assert isinstance(engine.receive()[0], Ready)
-        (follower,) = Path(f"/proc/{engine.pid}/task/{engine.pid}/children").read_text().split()
-        os.kill(int(follower), signal.SIGKILL)
+@pytest.mark.parametrize("model", [MODEL, TinyModel("Qwen3NextForCausalLM", num_layers=3)], ids=["keys", "states"])
+def test_replies_go_on_when_a_rank_is_lost(model: TinyModel, tmp_path: Path) -> None:
+    """The process that waits for it ends at once, instead of for ever, and the next one says the same tokens."""
+    bodies = [
+        {"prompt": list(command.prompt_token_ids), "max_tokens": 30, "seed": i, "temperature": 0.8 * (i % 2)}
+        for i, command in enumerate(COMMANDS[:4])
+    ]
+    more = {"model": "tiny", "stream": True, "ignore_eos": True, "return_token_ids": True}
+    folder, told = write_tiny_model(tmp_path, model, with_tokenizer=True), threading.Semaphore(0)
+    with (
+        running_engine_server(folder, "--tensor-parallel-size", "2") as server,
+        httpx.Client(base_url=server.url, timeout=120) as client,
+        ThreadPoolExecutor(len(bodies)) as threads,
+    ):
 
-        with pytest.raises(EOFError):
-            while True:
-                engine.receive()
-    finally:
-        engine.stop()
+        def reply(body: dict[str, Any]) -> list[int]:
+            tokens: list[int] = []
+            with client.stream("POST", "/v1/completions", json=body | more) as answer:
+                for line in answer.iter_lines():
+                    if line.startswith("data: {"):
+                        tokens += [one for choice in json.loads(line[6:])["choices"] for one in choice["token_ids"]]
+                        told.release()
+            return tokens
+
+        undisturbed = list(threads.map(reply, bodies))
+        while told.acquire(blocking=False):
+            pass
+        disturbed = [threads.submit(reply, body) for body in bodies]
+        assert all(told.acquire(timeout=60) for _ in range(20))
+        (follower,) = server.engine().children()
+        follower.kill()
+
+        assert [each.result() for each in disturbed] == undisturbed
+        assert {len(tokens) for tokens in undisturbed} == {30}
+        assert client.get("/health").json()["restarts"] == 1
 
 
 @pytest.mark.soak

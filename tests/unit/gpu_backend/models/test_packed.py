@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +115,9 @@ def test_ranks_that_would_cut_a_group_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="2 ranks cut through the checkpoint's groups of 128"):
         form = PackedFormat("awq", 128)
         config_of_rank(replace(load_model_config(folder), packed=form), 2)
+    states = TinyModel("Qwen3_5ForCausalLM", intermediate_size=128).config()  # whose 48 values are cut, too
+    with pytest.raises(UnsupportedModel, match="2 ranks cut through the checkpoint's groups of 32"):
+        config_of_rank(parse_model_config(states | {"quantization_config": FORMATS["awq"]}), 2)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +125,7 @@ def test_ranks_that_would_cut_a_group_are_refused(tmp_path: Path) -> None:
     [
         ({"quant_method": "gptq", "bits": 3}, "gptq .* to 3 bits; supported: awq"),
         ({"quant_method": "awq", "bits": 8}, "awq .* to 8 bits; supported: awq"),
-        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*q_proj": {}}}, "dynamic rules"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*q_proj": {"bits": 8}}}, "dynamic rules"),
         (compressed(3), "packed weights of .'int', 3.*supported of compressed-tensors"),
         (compressed(4, group=48), "groups of 48"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, r"awq \(gemv\)"),
@@ -158,15 +162,15 @@ def test_matrices_that_are_left_whole_are_read_whole(tmp_path: Path) -> None:
 
 
 def write_packed_model(
-    folder: Path, form: dict[str, Any], is_packed: Callable[[str], bool] = lambda name: True
+    folder: Path, form: dict[str, Any], is_packed: Callable[[str], bool] = lambda name: True, model: TinyModel = MODEL
 ) -> tuple[Path, dict[str, Tensor]]:
     """Write a tiny model packed; return its folder and the weights that the packed ones stand for."""
-    write_tiny_model(folder, MODEL)
+    write_tiny_model(folder, model)
     torch.manual_seed(7)
     tensors = load_file(folder / "model.safetensors")
     packed, whole = {}, dict(tensors)
     for name, tensor in tensors.items():
-        if "proj.weight" in name and is_packed(name):
+        if re.search(r"_proj(_\w+)?\.weight$", name) and is_packed(name):
             parts, whole[name] = pack(name, tensor, form)
             packed |= parts
         else:
