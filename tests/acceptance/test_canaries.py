@@ -41,7 +41,7 @@ SHADOW_CALLS = 3  # calls of `auto` that a small model answers: one without an I
 # Models that do everything, a share of whose answers is asked of another too, and a policy that looks at everything.
 SETTINGS = """\
   able: {provider: upstream, upstream_model: gpt-4o, context: 4000, max_output: 64, price: {input: 1, output: 2},
-         abilities: [chat, completions, embeddings, rerank, images, speech, transcription, tools]}
+         abilities: [chat, completions, embeddings, rerank, images, speech, transcription, realtime, tools]}
   claude: {provider: anthropic, upstream_model: 'gpt-4o:tokens=3', context: 4000, max_output: 64,
            price: {input: 1, output: 2}}
   judge: {provider: upstream, upstream_model: 'gpt-4o:tokens=2', context: 90000, max_output: 300,
@@ -212,6 +212,8 @@ def say_everywhere(house: FaultHouse, client: httpx.Client) -> str:
     assert client.post(f"/v1/conversations/{made}/items", json={"items": kept["items"]}).status_code == 200
     assert client.post(f"/v1/conversations/{made}", json={"metadata": {"of": SAID}}).status_code == 200
     assert client.post("/v1/responses", json={**respond, "conversation": made}).status_code == 200
+    page = {"session": {"type": "realtime", "model": "able", "instructions": SAID}}
+    assert client.post("/v1/realtime/client_secrets", json=page).status_code == 200
     assert client.post("/v1/moderations", json={"input": f"Keep {SAID}"}).status_code == 200
     for model in ("able", "claude"):
         assert client.post("/v1/messages/count_tokens", json={**talk, "model": model}).status_code == 200

@@ -239,13 +239,13 @@ def test_a_stream_of_pictures_ends_as_any(house: House, openai: OpenAI, upstream
     upstream.script(Script(fault=Fault.ERROR_FRAME), model="gpt-image-2")
     shown = []
     with pytest.raises(APIError, match="reported an error"):
-        shown += [each.type for each in openai.images.generate(model="painter", **asked, user="breaks")]
+        shown += [each.type for each in openai.images.generate(model="painter", **asked, user="stream-breaks")]
     upstream.script(Script(fault=Fault.HANG, after=1), model="gpt-image-2")
-    with openai.images.generate(model="painter", **asked, user="leaves") as stream:
+    with openai.images.generate(model="painter", **asked, user="stream-left") as stream:
         assert next(iter(stream)).type == "image_generation.partial_image"
     upstream.forget()
     with house.client() as client:
-        for user in ("breaks", "leaves"):
+        for user in ("stream-breaks", "stream-left"):
             until(lambda user=user: client.get(f"/v1/calls?user={user}").json()["data"])
             (row,) = client.get(f"/v1/calls?user={user}").json()["data"]
             assert (row["status"], row["cost_usd"]) == (
