@@ -96,7 +96,7 @@ def gateway() -> Iterator[str]:
 
 HIDDEN = (
     *("/admin", "/admin/teams", "/ADMIN/teams", "/%61dmin/teams", "//admin/teams", "/v1/../admin/teams"),
-    *("/console", "/console/", "/http/console/app.js"),
+    *("/console", "/console/", "/console/app.js"),
 )
 
 
