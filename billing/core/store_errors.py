@@ -19,6 +19,8 @@ POSTGRES_AWAY = (SQLAlchemyError, OSError)
 # a lock or a row that another transaction has, a server that is read only, a transaction that took too long.
 NOT_NOW_IN_POSTGRES = re.compile("08...|40...|53...|57...|58...|55P03|55006|25006|25P03|25P04")
 
+UNKNOWN = ("42P01", "42703", "42883")  # SQLSTATEs: of a table, a column, a function
+
 
 @contextmanager
 def told_if_away(
@@ -39,6 +41,11 @@ def postgres_refuses(exc: BaseException) -> bool:
     # One that hung up in the middle of something may have done it or not; what others have locked comes free.
     passes = asyncpg.PostgresConnectionError | asyncpg.OperatorInterventionError | asyncpg.LockNotAvailableError
     return isinstance(cause, asyncpg.PostgresError) and not isinstance(cause, passes)
+
+
+def is_without_schema(exc: BaseException | None) -> bool:
+    """Whether a statement failed for a table, a column or a function that a migration makes."""
+    return getattr(getattr(exc, "orig", None), "sqlstate", None) in UNKNOWN
 
 
 def postgres_cannot_now(exc: BaseException) -> bool:

@@ -11,7 +11,7 @@ import structlog
 from msgspec import Struct
 
 from billing.core.ids import EPOCH
-from billing.core.store_errors import POSTGRES_AWAY, is_about_a_value
+from billing.core.store_errors import POSTGRES_AWAY, is_about_a_value, is_without_schema
 from billing.quotas.lease_store import Need, Taken
 from billing.quotas.returns import Returns
 from billing.quotas.rooms import Rooms
@@ -62,6 +62,8 @@ class Draws:
             async with running_timeout(ASK_WITHIN):
                 taken = await asyncio.shield(asking)
         except POSTGRES_AWAY as exc:
+            if is_without_schema(exc):
+                raise  # Postgres is there, and no caller's wait helps
             if not asking.done():
                 self.late.add(asking)
                 asking.add_done_callback(self._hear_late)
@@ -86,7 +88,7 @@ class Draws:
             async with running_timeout(GIVE_UP_AFTER):
                 taken = await standing.store.take(owner, text, asks, share)
         except (*POSTGRES_AWAY, asyncio.CancelledError) as exc:  # a beat's own deadline may end it, too
-            if is_about_a_value(exc):
+            if is_about_a_value(exc) or is_without_schema(exc):
                 raise  # nothing was drawn, nor ever will be
             holds = {(need.scope, need.unit): need.hold for ask in asks for need in ask}
             needs = tuple(Need(*room, need=0, want=0, hold=hold) for room, hold in holds.items())

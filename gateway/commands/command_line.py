@@ -15,14 +15,19 @@ import typer
 from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.core.store_errors import POSTGRES_AWAY, is_about_a_value, postgres_cannot_now, postgres_refuses
+from billing.core.store_errors import (
+    POSTGRES_AWAY,
+    is_about_a_value,
+    is_without_schema,
+    postgres_cannot_now,
+    postgres_refuses,
+)
 from gateway.accounts.schemas import LimitsInput
 from gateway.config.file import ConfigFaults, load_settings
 from gateway.core.clock import Clock, read_duration
 from gateway.core.settings import Settings
 from gateway.storage.audit_log import Act
 from gateway.storage.database import Database
-from gateway.storage.schema import is_without_schema
 from gateway.terminal.address import is_elsewhere
 from gateway.terminal.config_path import find_config
 from gateway.terminal.options import Place

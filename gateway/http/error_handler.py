@@ -12,11 +12,10 @@ from litestar.exceptions import HTTPException, InternalServerException
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from billing.core.store_errors import postgres_cannot_now
+from billing.core.store_errors import is_without_schema, postgres_cannot_now
 from gateway.core.errors import EncodedBody
 from gateway.dialects.table import ENDPOINTS, errors_for
 from gateway.http.exchange import LARGEST_BODY
-from gateway.storage.schema import is_without_schema
 from gateway.telemetry.refusals import Refusals
 from protocol.errors import BadRequest, MethodNotAllowed, Overloaded, ServiceError, TooLarge, UnknownUrl
 

@@ -10,7 +10,6 @@ FIRST, NEEDED = "0024", "0048"  # of migrations/versions: what was released firs
 ANSWERS_WITHIN = 2.0  # seconds; who cannot be asked is not waited for: known keys are served without Postgres
 # What the driver raises of itself; where SQLAlchemy does not look, it arrives as it is.
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-UNKNOWN = ("42P01", "42703", "42883")  # SQLSTATEs: of a table, a column, a function
 
 
 def schema_fault(database_url: str) -> str | None:
@@ -23,11 +22,6 @@ def schema_fault(database_url: str) -> str | None:
         return None
     has = f"has the schema {found}" if found else "is empty"
     return f"The database {has}, and this version needs {NEEDED}: run `tollgate migrate` first."
-
-
-def is_without_schema(exc: BaseException | None) -> bool:
-    """Whether a statement failed for a table, a column or a function that a migration makes."""
-    return getattr(getattr(exc, "orig", None), "sqlstate", None) in UNKNOWN
 
 
 def find_schema(database_url: str) -> str | None:
