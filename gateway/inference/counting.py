@@ -26,7 +26,7 @@ from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.keys import TargetAway
 from gateway.upstreams.team_keys import targets_for
 from gateway.upstreams.wire.base import Asking
-from gateway.upstreams.wire.errors import UpstreamFailure, UpstreamRefused
+from gateway.upstreams.wire.errors import UpstreamFailure, UpstreamFull, UpstreamRefused
 from gateway.upstreams.wire.quirks import LEARNT_FOR, NO_PATH
 from gateway.upstreams.wire.reading import read_count
 from gateway.upstreams.wire.unsayable import Unsayable
@@ -76,7 +76,7 @@ class PromptCounter(Struct, eq=False):
             if not all(is_outside(target, self._providers) for target in targets):
                 await self._images.check(chat, size, team.id)
             for target in targets:
-                with suppress(TargetAway):
+                with suppress(TargetAway, UpstreamFull):
                     return await self._count_at(target, call) or estimate
         return estimate
 
@@ -98,7 +98,8 @@ class PromptCounter(Struct, eq=False):
         return isinstance(wire, AnthropicFormat)
 
     async def _count_at(self, target: Target, call: Call) -> int | None:
-        """Return a target's own count, ``None`` when it gives none. Raises TargetAway, or UpstreamRefused."""
+        """Return a target's own count, ``None`` when it gives none. Raises TargetAway, UpstreamRefused, or UpstreamFull
+        of an engine that has too many to count."""
         provider, loop = self._providers.settings_at(target), asyncio.get_running_loop()
         permit = await self._breakers.enter(target)
         asking = _asking(target, call, provider, permit.api_key)
@@ -115,6 +116,8 @@ class PromptCounter(Struct, eq=False):
                 if response.status == 200:
                     return await off_loop(len(body), lambda: read_count(body))
                 raise wire.read_error(response.status, response.headers, body)
+        except UpstreamFull:
+            raise
         except UpstreamFailure as exc:
             is_guess = asking.response is None and not provider.self_hosted and isinstance(wire, OpenAIFormat)
             if exc.outcome in NO_PATH and isinstance(wire, OpenAIFormat):

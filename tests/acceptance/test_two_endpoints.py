@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from gateway.core.settings import ProviderSettings
 from router.catalog.targets import Endpoint
 from tests.support.house import House, model, running_house, settings_for
+from tests.support.openai_answers import prompt_tokens
 from tests.support.scripted_upstream import ScriptedUpstream
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -62,7 +63,8 @@ def ask(client: httpx.Client, messages: list[dict[str, str]], **more: Any) -> ht
 def test_replicas_of_a_region_share_the_calls(
     serve: Serve, upstreams: tuple[ScriptedUpstream, ScriptedUpstream]
 ) -> None:
-    """Also of those that all say the same; but all later turns of a conversation go to one of them."""
+    """Also of those that all say the same; but all later turns of a conversation go to one of them. Where one has too
+    many prompts to count, the other counts."""
     one, other = upstreams
     with serve(Endpoint("us", one.url), Endpoint("us", other.url)) as house, house.client() as client:
         assert {ask(client, HELLO).status_code for _ in range(55)} == {200}
@@ -71,7 +73,11 @@ def test_replicas_of_a_region_share_the_calls(
             before = len(one.requests)
             assert {ask(client, TURNS, user=str(user)).status_code for _ in range(3)} == {200}
             assert len(one.requests) - before in (0, 3)
+        one.script("full")
+        counted = client.post("/v1/messages/count_tokens", json={"model": "small", "messages": HELLO}).json()
 
+    assert counted == {"input_tokens": prompt_tokens({"messages": HELLO})}
+    assert [each.requests[-1].path for each in upstreams] == ["/tokenize"] * 2
     assert sum(shared) == 55 and min(shared) > 10  # 27 each; one in a million is as far off
     assert len(one.requests) > shared[0] and len(other.requests) > shared[1]
 
