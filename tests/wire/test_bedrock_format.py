@@ -48,10 +48,10 @@ def chat(**more: Any) -> ChatRequest:
     return decode(json.dumps(asked).encode(), ChatRequest)
 
 
-def native(**more: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+def native(model: str = CLAUDE, **more: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     asked = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hello"}], **more}
     message = decode(json.dumps(asked).encode(), MessagesRequest)
-    return built(to_chat(message), native=message)
+    return built(to_chat(message), model, native=message)
 
 
 def test_a_chat_in_converses_words() -> None:
@@ -121,13 +121,17 @@ def test_what_anthropics_api_alone_knows_is_refused_or_told() -> None:
 
 
 def test_another_makers_model_is_told_nothing_of_claudes() -> None:
-    """No effort, which is told, and no marks for a cache that it has not."""
+    """No effort, and no marks for a cache that it has not; of both its caller is told, where it said them."""
     long = "Long instructions. " * 1000
     messages = [{"role": "system", "content": long}, {"role": "user", "content": "Hello"}]
+    marked = {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}
     llama, dropped = built(chat(messages=messages, reasoning_effort="high"), LLAMA)
+    said = [built(chat(messages=[{"role": "user", "content": [marked]}]), each)[1] for each in (LLAMA, CLAUDE)]
+    said.append(native(LLAMA, messages=[{"role": "user", "content": [marked]}])[1])
     claude, _ = built(chat(messages=messages))
 
     assert "additionalModelRequestFields" not in llama and dropped == ("reasoning_effort",)
+    assert said == [("cache_control",), (), ("cache_control",)]
     assert "cachePoint" not in json.dumps(llama) and "cachePoint" in json.dumps(claude)
 
 

@@ -27,8 +27,8 @@ def converse_body(asked: Mapping[str, Any], model: str) -> tuple[Block, list[str
 
     Models of other makers know neither Claude's fields nor, but for Amazon's own, marks for the cache.
     """
-    is_claudes, dropped = model.startswith("arn:") or "claude" in model, list[str]()
-    has_cache = is_claudes or "nova" in model
+    is_claudes, dropped = _is_claudes(model), list[str]()
+    has_cache = keeps_prompts(model)
     body: Block = {"messages": [_turn(turn, has_cache) for turn in asked["messages"]]}
     _tell_documents_apart(body["messages"])
     if system := asked.get("system"):
@@ -45,6 +45,15 @@ def converse_body(asked: Mapping[str, Any], model: str) -> tuple[Block, list[str
     if more:
         body["additionalModelRequestFields"] = more
     return body, dropped + [name for name in ("metadata",) if asked.get(name)]
+
+
+def keeps_prompts(model: str) -> bool:
+    """Whether a model has a cache of prompts, which marks are for."""
+    return _is_claudes(model) or "nova" in model
+
+
+def _is_claudes(model: str) -> bool:
+    return model.startswith("arn:") or "claude" in model
 
 
 def _turn(turn: Mapping[str, Any], has_cache: bool) -> Block:

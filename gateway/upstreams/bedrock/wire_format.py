@@ -14,12 +14,12 @@ from gateway.upstreams.anthropic.replies import read_message, told_in
 from gateway.upstreams.anthropic.request import AS_CHAT, body_of
 from gateway.upstreams.bedrock.events import BedrockEvents
 from gateway.upstreams.bedrock.replies import as_message
-from gateway.upstreams.bedrock.request import converse_body
+from gateway.upstreams.bedrock.request import converse_body, keeps_prompts
 from gateway.upstreams.bedrock.signing import region_of, signed
 from gateway.upstreams.wire.base import Asking, EventStream, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamTimeout
 from gateway.upstreams.wire.reading import OBJECTS, decoded, read_error_fields, read_retry_after, text_of, usual_failure
-from gateway.upstreams.wire.unsayable import Unsayable
+from gateway.upstreams.wire.unsayable import Unsayable, is_marked
 from protocol.chat import ChatRequest
 from protocol.decoding import NOT_JSON
 from protocol.inference import Request, WholeReply
@@ -54,6 +54,9 @@ class BedrockFormat:
             if asking.native.betas:
                 told["anthropic_beta"] = sorted(asking.native.betas)
             dropped += [name for name in asking.native.anthropics_wishes() if name not in CARRIED]
+        is_said = asking.native.has_cache_marks if asking.native else any(map(is_marked, request.messages))
+        if is_said and not keeps_prompts(model.upstream_model):
+            dropped.append("cache_control")
         body, left_out = converse_body(told, model.upstream_model)
         names = OF_A_CHAT if asking.native is None else {"metadata": "metadata.user_id"}
         dropped += dict.fromkeys(names.get(name, name) for name in left_out)
