@@ -27,20 +27,37 @@ SETTINGS = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "1", "RAY_gcs_rp
 class RayCluster:
     """Started by ``running_cluster``."""
 
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, folder: Path, environment: dict[str, str], cpus: int) -> None:
         self._folder, self._environment = folder, {**environment, **SETTINGS}
         host, port = HEAD_HOST, free_port()
         self.address = f"{host}:{port}"
         words = ("--node-ip-address", host, "--port", str(port))
         self._head = self._start("--head", *words, "--num-cpus=0", name="head")
         until(self._answers, within=WITHIN)
-        words = ("--node-ip-address", MACHINE_HOST)
-        self._machine = self._start("--address", self.address, *words, "--num-cpus=6", name="machine")
+        self._machines = dict[str, subprocess.Popen[bytes]]()
+        self.add_machine(MACHINE_HOST, cpus)
 
     @property
     def environment(self) -> dict[str, str]:
         """What a driver needs to know."""
         return {**SETTINGS, "RAY_ADDRESS": self.address}
+
+    def add_machine(self, host: str, cpus: int) -> None:
+        """Let another machine join: a raylet at an address of its own. Two that start at once take the same ports."""
+        words = ("--address", self.address, "--node-ip-address", host, f"--num-cpus={cpus}")
+        self._machines[host] = self._start(*words, name=host)
+        until(lambda: "block forever" in (self._folder / f"{host}.log").read_text(), within=WITHIN)
+
+    def processes_of(self, host: str) -> set[int]:
+        """Return what runs on a machine: its raylet, actors and engines."""
+        return {one.pid for one in _tree(self._machines[host])}
+
+    def kill_machine(self, host: str) -> None:
+        """End all of its processes at once."""
+        for one in _tree(machine := self._machines.pop(host)):
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        machine.wait()
 
     def kill_head(self) -> None:
         """End all of its processes at once."""
@@ -59,7 +76,7 @@ class RayCluster:
 
     def end(self) -> None:
         """Leave no process."""
-        for each in (self._machine, self._head):
+        for each in (*self._machines.values(), self._head):
             for one in _tree(each):
                 with suppress(psutil.NoSuchProcess):
                     one.kill()
@@ -90,9 +107,10 @@ def _tree(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 
 @contextmanager
-def running_cluster(folder: Path, environment: dict[str, str]) -> Iterator[RayCluster]:
-    """Run a cluster until the end of the block. ``folder``: its path is short, for sockets lie there."""
-    cluster = RayCluster(folder, environment)
+def running_cluster(folder: Path, environment: dict[str, str], cpus: int = 6) -> Iterator[RayCluster]:
+    """Run a cluster until the end of the block. ``folder``: its path is short, for sockets lie there. ``cpus``: of its
+    first machine."""
+    cluster = RayCluster(folder, environment, cpus)
     try:
         yield cluster
     finally:
