@@ -86,6 +86,9 @@ class Roofline:
         self._config = config
         self._token = 2 * matrices / rate
         self._logits = 2 * head / peaks.flops
+        # What layers of linear attention keep of a sequence is read and written.
+        state = config.linear.state_bytes(model.embedding.itemsize) if config.linear is not None else 0
+        self._state = 2 * state / peaks.bandwidth
         # By how far a layer looks back: a key's reading, and a pair's products.
         self._layers = [
             (window, count / config.num_layers * kv_bytes / peaks.bandwidth, count * attention / peaks.flops)
@@ -96,7 +99,7 @@ class Roofline:
         """Return the least time of a step that computes these."""
         work = plan_work(steps)
         sampled = sum([step.num_draft_tokens + 1 for step in steps if step.samples])
-        reading = self._layer_weights + self._last_weights
+        reading = self._layer_weights + self._last_weights + len(steps) * self._state
         if self._config.experts is not None:  # those that nothing chooses are not read
             reading -= self._experts * (1 - self._config.experts.share_read(work.tokens))
         multiplying = work.tokens * self._token + sampled * self._logits

@@ -43,16 +43,9 @@ class ReplicaShape:
     weight_bytes: float
     memory_share: float = 1.0
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that the KV cache holds, if no sequence has a state."""
-        return self.tokens_beside(0)
-
     def tokens_beside(self, sequences: int) -> int:
-        """Return how many tokens it holds beside the states of so many sequences."""
-        return resident_tokens(
-            self.model, self.device, self.gpus, self.weight_bytes, 2, self.memory_share, sequences=sequences
-        )
+        """Return how many tokens the KV cache holds beside the states of so many sequences."""
+        return resident_tokens(self.model, self.device, self.gpus, self.weight_bytes, 2, self.memory_share, sequences)
 
     def sequences(self, length: int) -> int:
         """Return how many sequences of so many tokens fit."""

@@ -87,6 +87,19 @@ def test_experts_that_nothing_chooses_are_not_read(tmp_path: Path) -> None:
     assert read == pytest.approx(num_bytes((model.layers, model.norm, model.head)) - experts * 3 / 5)
 
 
+def test_states_are_read_and_written(tmp_path: Path) -> None:
+    """Those of each sequence, beside the keys of the other layers."""
+    folder = write_tiny_model(tmp_path, TinyModel("Qwen3_5ForCausalLM"))
+    config = load_model_config(folder)
+    model = load_model(config, Checkpoint(folder, torch.device("cpu"), torch.float32), 64)
+    roofline = Roofline(config, model, 100.0, HardwarePeaks(bandwidth=1.0, flops=1e30))
+    state = 4 * (4 * 8 * 12 + (2 * 2 * 8 + 4 * 12) * 3)
+
+    more = roofline.least_seconds([decode(9), decode(9)]) - roofline.least_seconds([decode(9)])
+
+    assert more == pytest.approx(2 * state + 10 * 100)
+
+
 def test_ranks_multiply_with_their_own_experts_alone(tmp_path: Path) -> None:
     """Half of the experts are as many products as half of each."""
     folder = write_tiny_model(tmp_path, TinyModel("Qwen2MoeForCausalLM", num_experts=6))
