@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from litestar import Request, post
+from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 from msgspec import Struct
 
@@ -53,12 +54,15 @@ class DetokenizeBody(Struct, frozen=True, kw_only=True):
 T = TypeVar("T", TokenizeBody, DetokenizeBody)
 
 
+Count = Callable[[Front, bytes, str], Coroutine[Any, Any, bytes]]  # of a body; the request's id
+
+
 class CountResponse(Struct, eq=False):
     """Counts in its turn, and answers with the JSON of that; not at all where its client has left before."""
 
     _front: Front
     _raw: bytes
-    _count: Callable[[Front, bytes, str], Coroutine[Any, Any, bytes]]
+    _count: Count
     _request_id: str
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -68,37 +72,8 @@ class CountResponse(Struct, eq=False):
             await send_json(send, await self._front.counts.take(len(self._raw), count), self._request_id)
 
 
-@post("/tokenize", status_code=200)
-async def tokenize(request: Request[Any, Any, Any]) -> ASGIApp:
-    """Return the tokens of a text or of a conversation, also of one that is too long for the model."""
-    return await _counted(request, _tokens)
-
-
-@post("/detokenize", status_code=200)
-async def detokenize(request: Request[Any, Any, Any]) -> ASGIApp:
-    """Return the text of a run of tokens, special ones by their names."""
-    return await _counted(request, _text)
-
-
-@post("/v1/completions/render", status_code=200)
-async def render_completion(request: Request[Any, Any, Any]) -> ASGIApp:
-    """Return the tokens of each prompt of a completion, and compute nothing."""
-    return await _counted(request, _rendered_completion)
-
-
-@post("/v1/chat/completions/render", status_code=200)
-async def render_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
-    """Return the tokens that a conversation would be computed from, and compute nothing."""
-    return await _counted(request, _rendered_chat)
-
-
-async def _counted(
-    request: Request[Any, Any, Any], count: Callable[[Front, bytes, str], Coroutine[Any, Any, bytes]]
-) -> ASGIApp:
-    return CountResponse(front_of(request), await request.body(), count, request_id_of(request))
-
-
 async def _tokens(front: Front, raw: bytes, _: str) -> bytes:
+    """Return the tokens of a text or of a conversation, also of one that is too long for the model."""
     max_model_len = front.max_model_len
     body = await off_loop(len(raw), lambda: _read(raw, TokenizeBody, front))
     text = await off_loop(len(raw), lambda: _text_of(body, front))
@@ -122,6 +97,7 @@ async def _tokens(front: Front, raw: bytes, _: str) -> bytes:
 
 
 async def _text(front: Front, raw: bytes, _: str) -> bytes:
+    """Return the text of a run of tokens, special ones by their names."""
     body = await off_loop(len(raw), lambda: _read(raw, DetokenizeBody, front))
 
     def write() -> bytes:
@@ -132,6 +108,7 @@ async def _text(front: Front, raw: bytes, _: str) -> bytes:
 
 
 async def _rendered_completion(front: Front, raw: bytes, request_id: str) -> bytes:
+    """Return the tokens of each prompt of a completion."""
     body, extensions = await off_loop(len(raw), lambda: read_body(raw, CompletionRequest))
     front.check_model(body.model)
     check_completion(body, extensions)
@@ -140,6 +117,7 @@ async def _rendered_completion(front: Front, raw: bytes, request_id: str) -> byt
 
 
 async def _rendered_chat(front: Front, raw: bytes, request_id: str) -> bytes:
+    """Return the tokens that a conversation would be computed from."""
     asked = await off_loop(len(raw), lambda: read_chat(front, raw))
     tokens, _ = await encode_prompt(front, asked, "")
     return encode(_rendered(request_id, asked.body.model, tokens))
@@ -183,4 +161,16 @@ def _rendered(request_id: str, model: str, tokens: Sequence[int]) -> dict[str, A
     return {"request_id": request_id, "model": model, "token_ids": tokens}
 
 
-handlers = [tokenize, detokenize, render_completion, render_chat_completion]
+def _route(path: str, count: Count) -> HTTPRouteHandler:
+    async def answer(request: Request[Any, Any, Any]) -> ASGIApp:
+        return CountResponse(front_of(request), await request.body(), count, request_id_of(request))
+
+    return post(path, status_code=200)(answer)
+
+
+handlers = [
+    _route("/tokenize", _tokens),
+    _route("/detokenize", _text),
+    _route("/v1/completions/render", _rendered_completion),
+    _route("/v1/chat/completions/render", _rendered_chat),
+]
