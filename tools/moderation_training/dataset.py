@@ -34,6 +34,11 @@ IN_LANGUAGES = tuple(f"written, {language}" for language in LANGUAGES)  # of wha
 OURS = (WRITTEN, WORK, TO_MODERATE, *IN_LANGUAGES)
 JUDGED_WORK = "work, "  # begins the sources of such text that is not
 JUDGED_ONLY = ("-NC", "-SA")  # in a licence: rows that no shipped weights may be fitted on
+REQUESTS = ("safety_requests_dev", "safety_dev2")  # files
+MORE = "safety_more"  # the file that more_sources.py makes, whose sources only the networks of ``harm`` are shown
+MORE_SOURCES = (
+    *("aart", "med_safety_gpt4", "med_safety_llama2", "safebench", "safety_rbr", "purplellama_interpreter"),
+)
 EVERYDAY = ("alpaca_harmless", "oasst_first_turn")  # sources of prompts that are harmless and do not look otherwise
 
 
@@ -62,9 +67,12 @@ class Examples(Struct, frozen=True):
         return Examples(texts, self.task[rows], self.source[rows], self.kinds[rows], self.may_be_fitted[rows])
 
 
-def read_examples(folder: Path) -> Examples:
-    """Read ``safety/`` and ``routing/`` of the data folder: gzipped CSV files, as their names there say."""
-    rows = [*_requests(folder), *_moderation(folder), *_everyday(folder), *_ours(folder)]
+def read_examples(folder: Path, *, more: bool = False) -> Examples:
+    """Read ``safety/`` and ``routing/`` of the data folder: gzipped CSV files, as their names there say. ``more``: the
+    file of more_sources.py as well."""
+    rows = [*_requests(folder, REQUESTS), *_moderation(folder), *_everyday(folder), *_ours(folder)]
+    if more:
+        rows += _requests(folder, (MORE,))
     return Examples(
         [row[0] for row in rows],
         np.array([row[1] for row in rows]),
@@ -78,9 +86,9 @@ Row = tuple[str, Task, str, list[float], bool]
 UNKNOWN = [float("nan")] * len(KINDS)
 
 
-def _requests(folder: Path) -> Iterator[Row]:
+def _requests(folder: Path, names: tuple[str, ...]) -> Iterator[Row]:
     tasks: dict[str, Task] = {"attack": "attack", "harm": "harm", "benign": "benign"}
-    for name in ("safety_requests_dev", "safety_dev2"):
+    for name in names:
         for row in _read(folder / "safety" / f"{name}.csv.gz"):
             is_free = not any(mark in row["licence"] for mark in JUDGED_ONLY)
             task = "everyday" if row["source"] in EVERYDAY else tasks[row["task"]]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tools.moderation_training.dataset import JUDGED_WORK, OURS, Examples
+from tools.moderation_training.dataset import JUDGED_WORK, MORE_SOURCES, OURS, Examples
 
 ATTACKS = {
     "jailbreak templates": (
@@ -21,13 +21,13 @@ ATTACKS = {
 }
 # Of harm, what is left out with each of these.
 HARM = (
-    ("advbench", "harmbench_adv_training"),
-    ("do_not_answer",),
-    ("catqa",),
+    ("advbench", "harmbench_adv_training", "aart"),
+    ("do_not_answer", "med_safety_gpt4", "med_safety_llama2"),
+    ("catqa", "safety_rbr"),
     ("ailuminate_demo",),
     ("harmfulqa", "dangerousqa"),
     ("coconot", "xstest"),
-    ("malicious_instruct",),
+    ("malicious_instruct", "safebench", "purplellama_interpreter"),
 )
 FOLDS = tuple(of + others for of, others in zip(ATTACKS.values(), HARM, strict=True))
 DOCUMENTS = ("docs_of_security_tools", "docs_with_instructions")
@@ -56,7 +56,8 @@ def is_document(examples: Examples) -> Flags:
 
 
 def passing(examples: Examples) -> tuple[Flags, Flags, Flags]:
-    """Return which rows are hard benign prompts, everyday ones and documents, of those that a fold leaves out."""
+    """Return which rows are hard benign prompts, everyday ones and documents, of those that a fold leaves out: by these
+    the operating points are chosen, those of more_sources.py not among them."""
     out, documents = folds_of(examples) != ALWAYS, is_document(examples)
-    hard = (examples.task == "benign") & ~documents & (examples.source != "bipia_documents")
+    hard = (examples.task == "benign") & ~documents & ~np.isin(examples.source, ("bipia_documents", *MORE_SOURCES))
     return hard & out, (examples.task == "everyday") & ~documents & out, documents & out

@@ -40,6 +40,7 @@ from router.complexity.artifact import Arrays, read_artifact, write_artifact
 from tools.moderation_training.dataset import (
     EVERYDAY,
     IN_LANGUAGES,
+    MORE_SOURCES,
     OURS,
     TO_MODERATE,
     WORK,
@@ -75,7 +76,7 @@ class Recipe(Struct, frozen=True):
 
 RECIPES = {
     "attack": Recipe("attack", ("benign", "everyday", "keeps"), 30.0, 5.0, 12, 0.7, (0.0165, 0.005, 0.006)),
-    "harm": Recipe("harm", ("benign", "everyday", "keeps"), 300.0, 1.0, 25, 1.2, (0.029, 0.0035, 0.002)),
+    "harm": Recipe("harm", ("benign", "everyday", "keeps"), 300.0, 1.0, 25, 1.2, (0.028, 0.005, 0.002)),
     "any": Recipe("breaks", ("benign", "everyday", "keeps"), 0.0, 10.0, 10, 1.0, (0.002, 0.0005, 0.0005), 16, 1),
 }
 
@@ -125,8 +126,8 @@ def read_windows(examples: Examples, served: Classifier, kept: Path | None) -> R
     """Read the first windows of every text; ``kept``: a file for the encoder's vectors, from one run to another."""
     windows = windows_of(examples.texts).first(MOST_WINDOWS)
     tfidf = TfidfTransformer(sublinear_tf=True, norm=None)
-    counted = tfidf.fit_transform(windows.words)
-    words = shortened(counted).astype(np.float32)
+    tfidf.fit(windows.words[~_is_more(examples, windows.owner)])
+    words = shortened(tfidf.transform(windows.words)).astype(np.float32)
     said = [one for text in examples.texts for one in readings(text)[:MOST_WINDOWS]]
     vectors = _vectors_of(said, kept)
     moderation = np.array([served.logits(one)[ANY] for one in said], np.float64)
@@ -161,7 +162,7 @@ def _vectors_of(texts: list[str], kept: Path | None) -> npt.NDArray[np.float32]:
 
 def fit_words(examples: Examples, read: Read, rows: Flags, name: str) -> Linear:
     """Fit a head on the words of these rows."""
-    kept, wanted, weight = _shown(examples, read, rows, name)
+    kept, wanted, weight = _shown(examples, read, rows & ~_is_more(examples), name)
     ours = np.isin(examples.source, OURS)[read.owner[kept]]
     weight[ours & ~wanted] *= OURS_PASSES
     model = LogisticRegression(C=RECIPES[name].c, max_iter=500, tol=1e-6)
@@ -171,8 +172,9 @@ def fit_words(examples: Examples, read: Read, rows: Flags, name: str) -> Linear:
 
 def fit_net(examples: Examples, read: Read, rows: Flags, name: str) -> Net:
     """Fit a head's networks on the vectors of these rows."""
-    kept, wanted, weight = _shown(examples, read, rows, name)
-    recipe, middle, spread = RECIPES[name], read.vectors.mean(axis=0), float(read.vectors.std())
+    kept, wanted, weight = _shown(examples, read, rows if name == "harm" else rows & ~_is_more(examples), name)
+    usual = read.vectors[~_is_more(examples, read.owner)]
+    recipe, middle, spread = RECIPES[name], usual.mean(axis=0), float(usual.std())
     seen, nets = (read.vectors[kept] - middle) / spread, []
     for seed in range(SEED, SEED + recipe.networks):
         net = MLPClassifier(
@@ -264,6 +266,12 @@ def _shown(examples: Examples, read: Read, rows: Flags, name: str) -> tuple[Ints
     return kept, wanted[owner], weight / weight.mean()
 
 
+def _is_more(examples: Examples, owner: Ints | slice = slice(None)) -> Flags:
+    """Which rows, or windows with these owners, are of the sources that only the networks of "harm" are shown."""
+    found: Flags = np.isin(examples.source, MORE_SOURCES)[owner]
+    return found
+
+
 def _highest(examples: Examples, read: Read, windows: Ints, said: Floats) -> Floats:
     """Return (texts,): the highest of any of these windows of each text."""
     found = np.full(len(examples), -np.inf)
@@ -305,6 +313,8 @@ def report_lines(examples: Examples, said: Said, form: Floats, seen: Flags) -> I
         yield row(f"attacks: {name}", parts)
     by_source = {source: harm & (examples.source == source) for source in np.unique(examples.source[harm])}
     yield row("**harm, mean over sources**", list(by_source.values()))
+    before = [part for source, part in by_source.items() if source not in MORE_SOURCES]
+    yield row("harm, mean over the sources of the data files alone", before)
     for source, part in by_source.items():
         yield row(f"harm: {source}", [part])
     yield from (row(f"harm in CatQA: {script}", [part]) for script, part in _scripts(examples, by_source["catqa"]))
@@ -312,6 +322,7 @@ def report_lines(examples: Examples, said: Said, form: Floats, seen: Flags) -> I
         yield row(f"**{name}**", [part])
         for source in np.unique(examples.source[part]) if name != "everyday" else EVERYDAY:
             yield row(f"{name}: {source}", [part & (examples.source == source)])
+    yield row("harmless beside safety_rbr", [(examples.source == "safety_rbr") & (examples.task == "benign")])
     for source in (MODERATION, SURGE):
         yield _auprc_row(examples, said, points, source)
         for task in ("breaks", "keeps"):
@@ -337,6 +348,27 @@ def _scripts(examples: Examples, rows: Flags) -> Iterator[tuple[str, Flags]]:
     yield "Chinese", rows & chinese
     yield "Vietnamese", rows & ~chinese & ~ascii_only
     yield "English", rows & ascii_only
+
+
+def with_heads(kept: Arrays, fitted: Arrays, names: list[str]) -> Arrays:
+    """Return the arrays of the artefact with these heads as they are ``fitted`` anew, the others as they are kept."""
+    merged = dict(fitted)
+    ends = np.cumsum([recipe.hidden * recipe.networks for recipe in RECIPES.values()])
+    for place, (name, recipe) in enumerate(RECIPES.items()):
+        if name in names:
+            continue
+        last = int(ends[place])
+        units = slice(last - recipe.hidden * recipe.networks, last)
+        for array in ("bias", "read_bias"):
+            merged[array] = merged[array].copy()
+            merged[array][place] = kept[array][place]
+        for array in ("read_hidden", "read_out"):
+            merged[array] = merged[array].copy()
+            merged[array][units] = kept[array][units]
+        for array, column in (("read_in", units), ("words", slice(place, place + 1 if recipe.c else place))):
+            merged[array] = merged[array].copy()
+            merged[array][:, column] = kept[array][:, column]
+    return merged
 
 
 def weights_of(examples: Examples, read: Read, said: Said, kept: Arrays) -> Arrays:
@@ -373,19 +405,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the artefact, whose other heads stay")
     parser.add_argument("--vectors", type=Path, help="file in which the encoder's vectors are kept between runs")
     parser.add_argument("--no-fit", action="store_true", help="only judge")
+    parser.add_argument("--heads", nargs="+", choices=[*RECIPES], default=[*RECIPES], help="fit these, keep the others")
     arguments = parser.parse_args()
     weights, manifest = arguments.out / WEIGHTS, arguments.out / MANIFEST
     kept, stated = read_artifact(weights, manifest, FORMAT), json.loads(manifest.read_text())
-    examples = read_examples(arguments.data)
+    examples = read_examples(arguments.data, more=True)
     read = read_windows(examples, Classifier(kept), arguments.vectors)
     said = said_unseen(examples, read)
     surprise = Surprise(kept)
     form = np.array([surprise.logit(visible(text)) for text in examples.texts])
     print("\n".join(report_lines(examples, said, form, fitted_rows(examples))), flush=True)
     if not arguments.no_fit:
-        fitted = weights_of(examples, read, said, kept)
+        fitted = with_heads(kept, weights_of(examples, read, said, kept), arguments.heads)
         rows = int(examples.may_be_fitted.sum())
-        write_artifact(weights, manifest, FORMAT, fitted, {"rows": rows, "seed": stated["seed"], "requests_seed": SEED})
+        facts = {name: value for name, value in stated.items() if name not in ("format", "sha256")}
+        write_artifact(weights, manifest, FORMAT, fitted, {**facts, "rows": rows, "requests_seed": SEED})
         print(f"fitted on {rows} rows; wrote {WEIGHTS} and {MANIFEST} to {arguments.out}")
 
 
