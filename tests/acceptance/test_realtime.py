@@ -261,8 +261,10 @@ def test_who_may_not_is_refused_as_by_http(house: House, voices: ScriptedRealtim
         bounded = admin.post("/admin/keys", json=team).json()["key"]
         one = {"team_id": house.team_id, "allowed_endpoints": ["realtime"]}
         may = admin.post("/admin/keys", json=one).json()["key"]
+        two = {"team_id": house.team_id, "allowed_models": ["ranker", "talker"]}
+        few = admin.post("/admin/keys", json=two).json()["key"]
     poor = asyncio.run(make_team(house.settings, "team_poor_voice", LimitsInput(usd_per_day=Decimal("0.001"))))
-    cannot = refusal(house, "?model=ranker")
+    cannot = refusal(house, "?model=ranker", few)
     unknown = refusal(house, "?model=nope")
     refused = [refusal(house, "?model=talker", key) for key in (bounded, "tg-none", poor)]
     missing = refusal(house, "")
@@ -277,7 +279,8 @@ def test_who_may_not_is_refused_as_by_http(house: House, voices: ScriptedRealtim
     with opened as page:
         first = json.loads(page.recv(timeout=30))
 
-    assert (cannot[0], cannot[1]["code"]) == (400, "unsupported_parameter") and "talker" in cannot[1]["message"]
+    assert (cannot[0], cannot[1]["code"]) == (400, "unsupported_parameter")
+    assert cannot[1]["message"].endswith("it lacks realtime. Models that can: talker.")
     assert (unknown[0], unknown[1]["code"]) == (404, "model_not_found")
     assert [(status, error["code"]) for status, error in refused] == [
         *((403, "endpoint_not_allowed"), (401, "invalid_api_key")),
