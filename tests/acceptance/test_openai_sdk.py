@@ -93,7 +93,7 @@ def test_models_are_listed_and_shown(openai: OpenAI) -> None:
     """The list has models, automatic routes and aliases; each can be shown."""
     names = [model.id for model in openai.models.list()]
 
-    named = ["small", "large", "claude", "gpt", "gpt-entra", "native-before", "native-unpriced", "gemini"]
+    named = ["small", "large", "claude", "gpt", "gpt-entra", "native-before", "native-unpriced", "conversed", "gemini"]
     others = ["painter", "brush", "native", "sketch", "canvas", "voice", "actor", "scribe", "clerk"]
     assert names == [*named, *others, "talker", "classic-talker", "speaker", "silent", "ranker", "auto", "old-name"]
     assert openai.models.retrieve("old-name").id == "old-name"

@@ -34,7 +34,7 @@ DRAFT: dict[str, Any] = {"speculative_method": "draft", "speculative_model": "sm
 
 def test_every_field_of_a_request_is_declared() -> None:
     """Who adds a field says what speculation makes of it."""
-    of_messages = {"request_id", "prompt_token_ids", "prompt_marks", "sampling", "first_reply"}
+    of_messages = {"request_id", "prompt_token_ids", "prompt_marks", "cache_salt", "sampling", "first_reply"}
     asked = {field.name for struct in (SamplingParams, Generate) for field in fields(struct) if field.init}
 
     assert asked - of_messages <= EXACT.keys() | OFF.keys()
