@@ -22,7 +22,7 @@ class Client:
         """Its call runs: what it may cost is held, and the journal has it."""
 
 
-class ended_when_client_leaves:  # noqa: N801: it reads as what it does; a generator would cost a call 1 % of its CPU
+class ended_when_client_leaves:  # a class, for a generator would cost a call 1 % of its CPU
     """Cancel what runs inside as soon as the client has gone, and swallow that cancellation.
 
     ``scope`` and ``receive`` are ASGI's, once the whole body was read: all that can still come is ``http.disconnect``.
