@@ -128,7 +128,7 @@ class Authenticator:
             raise InvalidKey("Incorrect API key provided: it is unknown, revoked or expired.")
         if caller.addresses is not None and not is_among(address, caller.addresses):
             raise AddressNotAllowed(f"This key may not be used from {address or 'here'}: ask who made it for you.")
-        self.uses.note(caller.key_id, address)
+        self.uses.note(caller.key_id, address if caller.secret is None else None)  # a page is anywhere
         return caller
 
     async def identify_session(self, token: str) -> Admin:
@@ -241,13 +241,13 @@ class Authenticator:
             raise
         if not has_begun and secret.expires_at <= self._clock.now():
             raise InvalidKey("This client secret has expired: make another one.")
-        caller = await self._caller(token, None, secret.digest)
+        caller = await self._caller(token, None, tuple(secret.digests.values()))
         return None if caller is None else replace(caller, secret=secret)
 
-    async def _caller(self, key: str, address: str | None, digest: bytes | None = None) -> Caller | None:
-        """Return the caller of a key, or of what it is stored by; a wrong one counts against the address, where one is
-        given."""
-        digest = digest or key_digest(self._pepper, key)
+    async def _caller(self, key: str, address: str | None, digests: Sequence[bytes] = ()) -> Caller | None:
+        """Return the caller of a key, or of its digests under all peppers; a wrong one counts against the address,
+        where one is given."""
+        digest, *others = digests or (key_digest(self._pepper, key),)
         now = self._clock.monotonic()
         known, generation = self._known.get(digest, (None, -1))
         if generation == self._generation:
@@ -261,7 +261,7 @@ class Authenticator:
         patience = LOOKUP_WITHIN if remembered is None else QUICK_LOOKUP
         try:
             async with running_timeout(patience):
-                caller = await self._lookup.find(digest, key, self._generation)
+                caller = await self._lookup.find(digest, key, self._generation, others)
         except POSTGRES_AWAY as exc:
             self._away_until = self._clock.monotonic() + AWAY_FOR
             if remembered is not None:

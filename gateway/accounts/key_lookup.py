@@ -47,13 +47,14 @@ class KeyLookup(Unshown, Struct, Generic[T], eq=False):
     _to_move: dict[bytes, list[bytes]] = {}  # digests of keys that were found under other peppers
     _moving: asyncio.Task[None] | None = None
 
-    async def find(self, digest: bytes, key: str, generation: int) -> T | None:
-        """Return whose this key is, as Postgres knows it from now on. Raises one of POSTGRES_AWAY."""
+    async def find(self, digest: bytes, key: str, generation: int, others: Sequence[bytes] = ()) -> T | None:
+        """Return whose this key is, as Postgres knows it from now on. ``others``: its digests under other peppers,
+        where the key itself is not. Raises one of POSTGRES_AWAY."""
         which = (digest, generation)
         asked = self._asked.get(which)
         if asked is None:
             asked = self._asked[which] = asyncio.get_running_loop().create_future()
-            self._waiting[which] = [key_digest(pepper, key) for pepper in self._other_peppers]
+            self._waiting[which] = [*others] or [key_digest(pepper, key) for pepper in self._other_peppers]
             if self._asking is None:
                 self._asking = asyncio.create_task(self._ask_for_all())
         await asyncio.wait((asked,))  # a cancelled request does not take the answer from the others

@@ -61,7 +61,7 @@ class Team(Unshown, Struct, frozen=True, kw_only=True):
 class ClientSecret(Unshown, Struct, frozen=True, kw_only=True):
     """What opens conversations by voice with one model, for some time."""
 
-    digest: bytes  # of the key that it was made with
+    digests: dict[str, bytes]  # of the key that it was made with, by the names of peppers
     model: str
     session: Raw  # what each of them begins with, as JSON
     user: str | None  # the end user whose they are

@@ -179,6 +179,7 @@ def test_a_client_secret_ends_to_the_second_and_with_its_key(server: EmbeddedPos
                 return (caller.key_id, caller.secret.user) != (made.record.key_id, "Ada")
 
             assert [await refused(each) for each in (token, changed, foreign, "ek_", "ek_é")] == [False] + [True] * 4
+            assert auth.uses._used and not auth.uses._networks  # a page is everywhere, and no sign of a stolen key
             clock.time += 9.5
             assert not await refused(token)
             clock.time += 0.5

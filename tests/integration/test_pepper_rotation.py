@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import gateway.cli
 from gateway.accounts.auth import Authenticator
+from gateway.accounts.client_secrets import ClientSecrets
 from gateway.accounts.provider_keys import create_provider_key, reseal_provider_keys
 from gateway.accounts.schemas import NewKey, NewProviderKey, NewTeam, OwnRotation
 from gateway.accounts.team_keys import NewlyMade, create_key, list_keys, replace_secret
@@ -55,7 +56,7 @@ models: {{small: {{provider: own, price: {{input: 1, output: 2}}}}}}
 @asynccontextmanager
 async def gateway_with(database: Database, pepper: str, *others: str) -> AsyncIterator[Authenticator]:
     """Give what a gateway knows callers by; it has just been started."""
-    auth = Authenticator(database, Clock(), pepper, (), others)
+    auth = Authenticator(database, Clock(), pepper, (), others, open_secret=ClientSecrets(pepper, *others).opened)
     listening = asyncio.create_task(auth.run())
     await auth.is_listening.wait()
     yield auth
@@ -95,6 +96,23 @@ async def test_keys_are_known_at_every_step_and_move(database: Database) -> None
         assert isinstance(await last.identify(used.key, HERE), Caller)
         with pytest.raises(InvalidKey):
             await last.identify(unused.key, HERE)
+
+
+async def test_a_client_secret_takes_no_key_for_unknown(database: Database) -> None:
+    """While its key moves to and fro, a page is known at gateways of either step, and the key beside it; a page whose
+    secret was made before there was another pepper is not, and the key is all the same."""
+    made, ends = await made_key(database, "paged", OLD), time.time() + 60
+    peppers = ((OLD, NEW), (NEW, OLD), (OLD,))
+    *pages, early = [ClientSecrets(*each).made(made.key, "talker", b"{}", None, ends) for each in peppers]
+    async with gateway_with(database, OLD, NEW) as first, gateway_with(database, NEW, OLD) as second:
+        for auth in (second, first, second, first):
+            auth.forget()
+            with pytest.raises(InvalidKey):
+                await auth.identify(early, HERE)
+            for key in (*pages, made.key):
+                caller = await auth.identify(key, HERE)
+                assert isinstance(caller, Caller) and caller.key_id == made.record.key_id
+            await moved(auth)
 
 
 async def test_a_replaced_secret_moves(database: Database) -> None:
