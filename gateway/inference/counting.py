@@ -75,9 +75,10 @@ class PromptCounter(Struct, eq=False):
         if targets and await self._moderator.may_leave(team.safety, chat, call.native):
             if not all(is_outside(target, self._providers) for target in targets):
                 await self._images.check(chat, size, team.id)
+            ends = asyncio.get_running_loop().time() + PATIENCE  # of all that are asked
             for target in targets:
                 with suppress(TargetAway, UpstreamFull):
-                    return await self._count_at(target, call) or estimate
+                    return await self._count_at(target, call, ends) or estimate
         return estimate
 
     def _may_ask(self, target: Target, call: Call, estimate: int) -> bool:
@@ -97,15 +98,15 @@ class PromptCounter(Struct, eq=False):
             return not is_known and provider.api_version is None and is_bearable
         return isinstance(wire, AnthropicFormat)
 
-    async def _count_at(self, target: Target, call: Call) -> int | None:
-        """Return a target's own count, ``None`` when it gives none. Raises TargetAway, UpstreamRefused, or UpstreamFull
-        of an engine that has too many to count."""
+    async def _count_at(self, target: Target, call: Call, ends: float) -> int | None:
+        """Return a target's own count, ``None`` when it gives none until ``ends``, in the loop's seconds. Raises
+        TargetAway, UpstreamRefused, or UpstreamFull of an engine that has too many to count."""
         provider, loop = self._providers.settings_at(target), asyncio.get_running_loop()
         permit = await self._breakers.enter(target)
         asking = _asking(target, call, provider, permit.api_key)
         wire = self._providers.format(provider.name) if asking.response is None else RESPONSES
         assert isinstance(wire, AnthropicFormat | OpenAIFormat)
-        patience = min(PATIENCE, provider.timeouts.first_token)
+        patience = min(ends - loop.time(), provider.timeouts.first_token)
         ends = loop.time() + patience
         try:
             built = await off_loop(call.size, lambda: wire.build_count(asking))

@@ -6,6 +6,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.core.settings import ProviderSettings
+from gateway.inference import counting
 from router.catalog.targets import Endpoint
 from tests.support.house import House, model, running_house, settings_for
 from tests.support.openai_answers import prompt_tokens
@@ -61,10 +63,10 @@ def ask(client: httpx.Client, messages: list[dict[str, str]], **more: Any) -> ht
 
 
 def test_replicas_of_a_region_share_the_calls(
-    serve: Serve, upstreams: tuple[ScriptedUpstream, ScriptedUpstream]
+    serve: Serve, upstreams: tuple[ScriptedUpstream, ScriptedUpstream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of those that all say the same; but all later turns of a conversation go to one of them. Where one has too
-    many prompts to count, the other counts."""
+    many prompts to count, the other counts, in what time is left; then it is estimated."""
     one, other = upstreams
     with serve(Endpoint("us", one.url), Endpoint("us", other.url)) as house, house.client() as client:
         assert {ask(client, HELLO).status_code for _ in range(55)} == {200}
@@ -74,9 +76,14 @@ def test_replicas_of_a_region_share_the_calls(
             assert {ask(client, TURNS, user=str(user)).status_code for _ in range(3)} == {200}
             assert len(one.requests) - before in (0, 3)
         one.script("full")
-        counted = client.post("/v1/messages/count_tokens", json={"model": "small", "messages": HELLO}).json()
+        count = partial(client.post, "/v1/messages/count_tokens", json={"model": "small", "messages": HELLO})
+        counted = count().json()
+        monkeypatch.setattr(counting, "PATIENCE", 0.4)
+        one.script("full,latency=0.3")
+        other.script("latency=0.3")
+        late = count().json()
 
-    assert counted == {"input_tokens": prompt_tokens({"messages": HELLO})}
+    assert counted == {"input_tokens": prompt_tokens({"messages": HELLO})} != late
     assert [each.requests[-1].path for each in upstreams] == ["/tokenize"] * 2
     assert sum(shared) == 55 and min(shared) > 10  # 27 each; one in a million is as far off
     assert len(one.requests) > shared[0] and len(other.requests) > shared[1]

@@ -128,10 +128,14 @@ def test_another_makers_model_is_told_nothing_of_claudes() -> None:
     llama, dropped = built(chat(messages=messages, reasoning_effort="high"), LLAMA)
     said = [built(chat(messages=[{"role": "user", "content": [marked]}]), each)[1] for each in (LLAMA, CLAUDE)]
     said.append(native(LLAMA, messages=[{"role": "user", "content": [marked]}])[1])
+    last = [native(each, cache_control=marked["cache_control"]) for each in (LLAMA, CLAUDE)]
     claude, _ = built(chat(messages=messages))
 
     assert "additionalModelRequestFields" not in llama and dropped == ("reasoning_effort",)
     assert said == [("cache_control",), (), ("cache_control",)]
+    assert [said for _, said in last] == [("cache_control",), ()]
+    assert not any("additionalModelRequestFields" in body for body, _ in last)
+    assert [body["messages"][0]["content"][1:] for body, _ in last] == [[], [{"cachePoint": {"type": "default"}}]]
     assert "cachePoint" not in json.dumps(llama) and "cachePoint" in json.dumps(claude)
 
 

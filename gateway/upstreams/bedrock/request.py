@@ -14,7 +14,9 @@ Block = dict[str, Any]
 
 CACHE_POINT: Block = {"cachePoint": {"type": "default"}}
 SAMPLING = {"max_tokens": "maxTokens", "temperature": "temperature", "top_p": "topP", "stop_sequences": "stopSequences"}
-ELSEWHERE = frozenset({"model", "stream", "messages", "system", "tools", "tool_choice", "metadata", "service_tier"})
+ELSEWHERE = frozenset(
+    {"model", "stream", "messages", "system", "tools", "tool_choice", "metadata", "service_tier", "cache_control"}
+)
 CLAUDES = ("thinking", "output_config", "top_k", "anthropic_beta", "context_management")
 NO_RESULT = "(nothing)"  # a tool's result is never empty here
 DOCUMENTS = {"application/pdf": "pdf", "text/plain": "txt"}
@@ -31,6 +33,9 @@ def converse_body(asked: Mapping[str, Any], model: str) -> tuple[Block, list[str
     has_cache = keeps_prompts(model)
     body: Block = {"messages": [_turn(turn, has_cache) for turn in asked["messages"]]}
     _tell_documents_apart(body["messages"])
+    last = body["messages"][-1]["content"]
+    if has_cache and asked.get("cache_control") and last[-1] != CACHE_POINT:  # of the last block, wherever that is
+        last.append(CACHE_POINT)
     if system := asked.get("system"):
         body["system"] = list(_blocks(system, has_cache))
     inference = {theirs: asked[ours] for ours, theirs in SAMPLING.items() if asked.get(ours) is not None}
