@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlsplit
 
 import typer
 
@@ -125,5 +124,17 @@ def _opener(placer: PlacerName, settings: Settings) -> Callable[[], Placer]:
         from gateway.placing.on_ray import RayPlacer
     except ImportError:
         fail("Ray is not installed: pip install 'tollgate[ray]'")
-    parts = urlsplit(settings.redis_url)  # without its password, which may change
-    return lambda: RayPlacer(fleet=parts.netloc.rpartition("@")[2] + parts.path)
+    return lambda: RayPlacer(fleet=fleet_of(settings.redis_url))
+
+
+def fleet_of(redis_url: str) -> str:
+    """Return what tells the Redis of a URL from others, however that is written: neither its password nor its TLS."""
+    from redis.asyncio.connection import parse_url
+
+    from protocol.serving.redis_url import read_servers
+
+    several = read_servers(redis_url)
+    told = parse_url(several.url if several else redis_url)
+    one = told.get("path") or f"{told.get('host', 'localhost')}:{told.get('port', 6379)}"
+    where = ",".join(sorted(f"{host}:{port}" for host, port in several.addresses)) if several else one
+    return f"{where}/{several.service or '' if several else ''}/{told.get('db', 0)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway.placing.command import command
+from gateway.placing.command import command, fleet_of
 
 pytestmark = pytest.mark.usefixtures("signals")
 
@@ -50,3 +50,22 @@ def test_without_ray_it_says_how_to_have_it(tmp_path: Path, monkeypatch: pytest.
 
     assert (told.exit_code, told.stderr) == (1, "Ray is not installed: pip install 'tollgate[ray]'\n")
     assert "scale" in CliRunner().invoke(command, ["--help"]).stdout
+
+
+def test_a_fleet_is_told_by_its_redis() -> None:
+    """Another database is another fleet; another way to write the same one, or another password, is not."""
+    one = [
+        *("redis://cache", "redis://:pass@cache:6379/0", "rediss://cache:6379?db=0"),
+        *(
+            "redis://cache/1",
+            "redis://cache?db=2",
+            "redis://other",
+            "unix:///run/redis.sock",
+            "unix:///run/redis.sock?db=1",
+        ),
+        *("redis+sentinel://b,a/one", "redis+sentinel://a:26379,b/one/0", "redis+sentinel://a,b/two"),
+        *("redis+cluster://a,b", "redis+cluster://a,b/0"),
+    ]
+    found = [fleet_of(url) for url in one]
+
+    assert [found.index(each) for each in found] == [0, 0, 0, 3, 4, 5, 6, 7, 8, 8, 10, 11, 11]
