@@ -38,7 +38,7 @@ from gateway.fleet.rollouts import (
     rollout_key,
 )
 from gateway.placing.engine_orders import EngineOrders
-from gateway.placing.placer import LOADS, CannotPlace, Order, Placer, load_of, new_name, order_for, revision_of
+from gateway.placing.placer import CannotPlace, Order, Placer, load_of, may_be_loaded, new_name, order_for, revision_of
 from gateway.placing.plan import (
     GRACE,
     Action,
@@ -263,6 +263,8 @@ class Controller:
             if has_failed or self._serving[process] == name:
                 del self._loading[process]
                 self._unfit |= {(process, name.rsplit(".", 2)[1])} if has_failed else set()
+                if has_failed and process in processes:
+                    self._forget(name)  # another sleeper, or a process, is the next try, and no rollout fails by it
         self._named = self._serving | {process: name for process, (name, _) in self._loading.items()}
 
     def _observation(self, name: str, pool: Pool, replicas: Mapping[str, str], target: int | None) -> Observation:
@@ -362,7 +364,7 @@ class Controller:
         assert self._placer is not None
         replica = new_name(name, revision)
         order = order_for(replica, self._engines[revision], pool.rollout, self._environment(name))
-        if LOADS in order.arguments and self._is_loaded(name, pool, revision, order):
+        if may_be_loaded(order) and self._is_loaded(name, pool, revision, order):
             return
         try:
             await asyncio.to_thread(self._placer.start, order)
@@ -384,11 +386,17 @@ class Controller:
                 where, patience = (self._settings.providers[other], one.said.base_url), pool.rollout.healthy_within
                 self._loading[process] = replica, self._orders.send(*where, "/load_model", body, patience)
                 self._named[process] = replica
-                left = {of: seen for of, seen in known.items() if of != each}
-                self._states[other] = replace(self._states[other], known=left)  # it has not died
+                self._forget(each)
                 log.info("replica_takes_model", pool=name, replica=replica, was=each, model=told["model"])
                 return True
         return False
+
+    def _forget(self, replica: str) -> None:
+        """Let a pool lose a replica that has not died."""
+        pool = replica.rsplit(".", 2)[0]
+        state = self._states.get(pool, PoolState())
+        known = {name: seen for name, seen in state.known.items() if name != replica}
+        self._states[pool] = replace(state, known=known)
 
     def _sleepers(self, name: str, pool: Pool, revision: str) -> Iterator[tuple[str, Member, str]]:
         """Find replicas of other pools of the region that sleep, and may load a revision: pool and process of each."""

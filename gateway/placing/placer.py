@@ -23,6 +23,7 @@ INSTANCE_ID = "--instance-id"  # the engine's flag that carries the name
 
 OF_MODEL = ("--model", "--served-model-name", "--fleet-pool", INSTANCE_ID, "--warm-up")  # what a load says anew
 LOADS = "--allow-model-loading"  # the engine's flag: while it sleeps
+BESIDE_MODEL = ("--registry", "--tokenizer")  # flags by which a model is more than its folder: a load cannot say them
 
 
 class CannotPlace(Exception):
@@ -84,6 +85,12 @@ def order_for(name: str, engine: EngineSpec, rollout: Rollout, environment: Mapp
     more = engine.environment
     ranks = prod(max(1, _said(engine.arguments, flag)) for flag in RANKS)
     return Order(name=name, arguments=arguments, environment=environment, inherited=more, gpus=engine.gpus, ranks=ranks)
+
+
+def may_be_loaded(order: Order) -> bool:
+    """Whether a process that sleeps may be told to become that replica: it and its model's folder are all there is."""
+    flags = [word.partition("=")[0] for word in order.arguments if word.startswith("--")]
+    return LOADS in flags and not any(len(flag) > 2 and one.startswith(flag) for flag in flags for one in BESIDE_MODEL)
 
 
 def load_of(order: Order) -> tuple[dict[str, Any], Order]:

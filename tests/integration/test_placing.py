@@ -32,7 +32,7 @@ from gateway.placing import records
 from gateway.placing.controller import DIES_WITHIN, TELL_AGAIN, Controller, _control
 from gateway.placing.engine_orders import EngineOrders
 from gateway.placing.local import LocalPlacer
-from gateway.placing.placer import Order, load_of, order_for, revision_of
+from gateway.placing.placer import Order, load_of, may_be_loaded, order_for, revision_of
 from gateway.placing.plan import GRACE, PoolState, Proved
 from protocol.serving.announcements import ACTIVE, SLEEPING, Announcement, pool_key, signed
 from tests.support.clock import SetClock
@@ -161,20 +161,25 @@ async def test_a_model_that_does_not_come_has_a_process_started(model: str, scen
         await scene.aim(1, "beside")
         found = await until_found(lambda: _pids(controller, "beside"))
         await asyncio.sleep(0.3)
-        there = set(scene.placer().names())
+        there, deaths = set(scene.placer().names()), controller._states["beside"].deaths
     await controller.end(lambda: False)
 
+    assert model == "wrong" or not deaths, "no replica has died, and no rollout is to fail by it"
     assert there == ({first} if model == "broken" else set()) | found.keys() and first not in found
     assert not scene.placer().names()
 
 
 async def test_what_a_process_cannot_become_is_not_asked_of_it() -> None:
-    """Its flags, variables and devices are those of its start."""
+    """Its flags, variables and devices are those of its start; nor a model that has more than a folder."""
     more: list[dict[str, Any]] = [{"arguments": (*LARGE.arguments, "--stays", "active")}, {"environment": ("PATH",)}]
     engines = [LOADER, LARGE, *(replace(LARGE, **each) for each in [*more, {"gpus": 1}])]
     (_, own), (told, large), *others = (load_of(order_for(NAME, each, Rollout(), {})) for each in engines)
 
+    arguments = [OLD.arguments, LARGE.arguments, (*LARGE.arguments, "--registry=r"), (*LARGE.arguments, "--token", "t")]
+    orders = [order_for(NAME, replace(LARGE, arguments=each), Rollout(), {}) for each in arguments]
+
     assert own == large and not [other for _, other in others if other == own]
+    assert [may_be_loaded(order) for order in orders] == [False, True, False, False]
     assert told == {
         "model": "large",
         "served_model_name": "large",
