@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 from dataclasses import replace
 from functools import cache, partial
 from importlib import metadata
@@ -18,6 +19,7 @@ from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import load_model_config
 from gpu_backend.scheduling.admission import TIERS
 from gpu_backend.server.checkpoint.checkpoint import load_checkpoint
+from gpu_backend.server.checkpoint.model_cache import open_cache
 from gpu_backend.server.checkpoint.model_source import fetch_model
 from gpu_backend.server.client.engine_client import EngineState
 from gpu_backend.server.front import Front, build_front, front_of, json_answer
@@ -183,28 +185,35 @@ async def load_model(request: Request[Any, Any, Any]) -> Response[bytes]:
     engine, fleet = front.settings.engine, front.settings.fleet
     if fleet is None and (body.fleet_pool or body.warm_up):
         raise invalid_param("fleet_pool", "This engine announces itself to no pool: start it with --fleet-pool.")
+    state, cache = request.app.state, open_cache(os.environ)
     try:
-        folder = await asyncio.to_thread(fetch_model, body.model)
-        engine = replace(engine, checkpoint=replace(engine.checkpoint, model=str(folder), tokenizer=None))
-        checkpoint = await asyncio.to_thread(load_checkpoint, folder, folder)
-        await asyncio.to_thread(load_model_config, folder)  # what cannot be served leaves the model that is there
-    except (OSError, ValueError, UnsupportedModel) as exc:
-        raise invalid_param("model", f"'{body.model[:200]}' is no checkpoint to serve: {exc}") from exc
-    settings = replace(
-        front.settings,
-        engine=engine,
-        served_model_name=body.served_model_name or Path(body.model).name or str(folder),
-        version=None,
-        digests={},
-        fleet=replace(fleet, pool=body.fleet_pool or fleet.pool) if fleet is not None else None,
-        instance_id=body.instance_id or front.settings.instance_id,
-        warm_up=front.settings.warm_up if body.warm_up is None else body.warm_up,
-    )
-    if front.engine.state is EngineState.SLEEPING:
-        await front.engine.sleep()  # what runs may not have ended
-    await front.engine.load_model(engine)
-    state = request.app.state
-    state.front = front = build_front(settings, checkpoint, front.engine)
+        try:
+            folder = await asyncio.to_thread(fetch_model, body.model, cache)
+            engine = replace(engine, checkpoint=replace(engine.checkpoint, model=str(folder), tokenizer=None))
+            checkpoint = await asyncio.to_thread(load_checkpoint, folder, folder)
+            await asyncio.to_thread(load_model_config, folder)  # what cannot be served leaves the model that is there
+        except (OSError, ValueError, UnsupportedModel) as exc:
+            raise invalid_param("model", f"'{body.model[:200]}' is no checkpoint to serve: {exc}") from exc
+        settings = replace(
+            front.settings,
+            engine=engine,
+            served_model_name=body.served_model_name or Path(body.model).resolve().name or str(folder),
+            version=None,
+            digests={},
+            fleet=replace(fleet, pool=body.fleet_pool or fleet.pool) if fleet is not None else None,
+            instance_id=body.instance_id or front.settings.instance_id,
+            warm_up=front.settings.warm_up if body.warm_up is None else body.warm_up,
+        )
+        if front.engine.state is EngineState.SLEEPING:
+            await front.engine.sleep()  # what runs may not have ended
+        await front.engine.load_model(engine)
+    except BaseException:
+        cache.close()
+        raise
+    if (before := state.get("model_cache")) is not None:
+        before.close()  # the copy of the model before is not in use any more
+    state.model_cache, state.front = cache, build_front(settings, checkpoint, front.engine)
+    front = state.front
     if state.announcer is not None:
         await state.announcer.follow(front.announcement, partial(warm_up, front))
     return json_answer(Health(front.engine.state, front.engine.restarts))

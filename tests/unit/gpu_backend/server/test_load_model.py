@@ -9,9 +9,11 @@ from typing import Any
 
 import httpx
 import msgspec
+import pytest
 
 from gpu_backend.server.app import create_app
 from gpu_backend.server.checkpoint.checkpoint import load_checkpoint
+from gpu_backend.server.checkpoint.model_cache import ModelCache
 from gpu_backend.server.client.engine_client import EngineClient
 from gpu_backend.server.front import build_front
 from gpu_backend.server.settings import FrontSettings
@@ -32,6 +34,45 @@ def script(command: Command) -> list[tuple[Event, ...]]:
         case LoadModel():
             return [(READY,)]
     return speaking([70, 71])(command)
+
+
+async def test_a_copied_model_is_in_use_as_long_as_it_is_served(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy of the one before may go, and one that could not be loaded. A folder is called as at a start: by its own
+    name, whatever leads to it."""
+    storage = pytest.importorskip("fsspec").filesystem("memory")
+    monkeypatch.setenv("TOLLGATE_MODELS", str(tmp_path / "copies"))
+    here = write_small_files(tmp_path / "named", config=TinyModel().config())
+    small = {file.name: file.read_bytes() for file in here.iterdir()} | {"model.safetensors": b""}
+    for name in ("first", "second", "broken"):
+        for file, content in ({**small, "config.json": b"{}"} if name == "broken" else small).items():
+            storage.pipe_file(f"/models/{name}/{file}", content)
+    (tmp_path / "newest").symlink_to(here)
+    engine = FakeEngine(script)
+    own = engine_config(model=str(folder))
+    client = EngineClient(own, start_process=engine.start)
+    settings = FrontSettings(own, "tiny", "front-1", allow_model_loading=True)
+    app = create_app(front := build_front(settings, load_checkpoint(folder), client))
+    app.state.front, app.state.announcer = front, None
+    names, statuses = list[str](), list[int]()
+
+    await client.open()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        while (await http.get("/health")).status_code != 200:
+            await asyncio.sleep(0.01)
+        for model in ("memory://models/first", "memory://models/second", "memory://models/broken", tmp_path / "newest"):
+            await http.post("/sleep")
+            statuses.append((await http.post("/load_model", json={"model": str(model)})).status_code)
+            names.append((await http.get("/v1/models")).json()["data"][0]["id"])
+            if model == "memory://models/broken":
+                ModelCache(tmp_path / "copies", limit=1).make_room(0)
+                left = [each.name[:-13] for each in (tmp_path / "copies").glob("[a-z]*")]
+    await client.close()
+    storage.store.clear()
+
+    assert (statuses, names) == ([200, 200, 400, 200], ["first", "second", "second", "named"])
+    assert left == ["second"]
 
 
 async def test_what_was_read_for_the_model_before_is_not_asked_of_the_next(folder: Path, tmp_path: Path) -> None:
