@@ -138,9 +138,15 @@ def answer(options: argparse.Namespace) -> Iterator[str]:
     gpus = options.gpus_per_replica or least_gpus(model, device, size)
     shape = ReplicaShape(model, device, gpus, size, options.memory_share)
     length = options.prompt + options.reply
-    if not shape.sequences(length):
+    where = f"{gpus} x {options.device}"
+    if not (room := shape.tokens_beside(0)):
         least = least_gpus(model, device, size)
-        raise ValueError(f"{options.model} does not fit on {gpus} x {options.device}; it takes at least {least}")
+        raise ValueError(f"{options.model} does not fit on {where}; it takes at least {least}")
+    if not shape.sequences(length):
+        raise ValueError(
+            f"{where} hold {room:,} tokens beside {options.model}, less than a sequence of {length:,} takes; say more "
+            "--gpus-per-replica, or a shorter --prompt and --reply"
+        )
     yield f"{'replica':28} {options.model} {options.precision} on {gpus} x {options.device}"
     yield f"{'kv_bytes_per_token':28} {model.kv_bytes_per_token():.0f}"
     yield f"{'resident_tokens':28} {shape.tokens_beside(most_sequences(shape, length))}"
