@@ -192,12 +192,13 @@ async def load_model(request: Request[Any, Any, Any]) -> Response[bytes]:
             engine = replace(engine, checkpoint=replace(engine.checkpoint, model=str(folder), tokenizer=None))
             checkpoint = await asyncio.to_thread(load_checkpoint, folder, folder)
             await asyncio.to_thread(load_model_config, folder)  # what cannot be served leaves the model that is there
+            called = (await asyncio.to_thread(Path(body.model).resolve)).name
         except (OSError, ValueError, UnsupportedModel) as exc:
             raise invalid_param("model", f"'{body.model[:200]}' is no checkpoint to serve: {exc}") from exc
         settings = replace(
             front.settings,
             engine=engine,
-            served_model_name=body.served_model_name or Path(body.model).resolve().name or str(folder),
+            served_model_name=body.served_model_name or called or str(folder),
             version=None,
             digests={},
             fleet=replace(fleet, pool=body.fleet_pool or fleet.pool) if fleet is not None else None,

@@ -147,7 +147,7 @@ def test_layout_is_what_divides_over_ranks() -> None:
 
 
 def test_model_that_does_not_fit_is_told_with_what_would(capsys: pytest.CaptureFixture[str]) -> None:
-    """The error names the least number of devices; where the model fits and a sequence does not, how long one may be."""
+    """The error names the least number of devices; where a sequence alone does not fit, how long one may be."""
     assert main(["--model", "llama-405b", "--gpus-per-replica", "4"]) == 1
     assert "at least 16" in capsys.readouterr().err
     assert main(["--model", "llama-70b", "--gpus-per-replica", "2", "--prompt", "90000"]) == 1
