@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from billing.core.holds import HoldRequest, RefusedHold
 from billing.core.ids import day_of
+from billing.core.store_errors import is_without_schema
 from billing.quotas.draws import Draws
 from billing.quotas.holding import Holding
 from billing.quotas.lease_store import Need, Taken
@@ -84,10 +85,12 @@ class Callers:
                 if pause:  # calls that come within it share the next answer
                     await asyncio.sleep(pause)
         except BaseException as exc:
+            lacks_schema = is_without_schema(exc)
             for waiting in line:
-                if not waiting.answer.done():
+                if not waiting.answer.done() and not (lacks_schema and self._force(waiting)):
                     waiting.answer.set_exception(exc if isinstance(exc, Exception) else RuntimeError("leases ended"))
-            raise
+            if not lacks_schema:  # which each caller tells
+                raise
         finally:
             del self.waiting[team_id], self._asking[team_id]
             self._let_go_of_left(team_id)
@@ -164,14 +167,18 @@ class Callers:
         """Answer a caller to whom the database gave nothing: who has no cap needs none, others cannot be let in."""
         if waiting.answer.done():
             return
-        request = waiting.request
         if self._let_in(waiting):
             return
-        if not any(map(is_capped, request.scopes)) and (taken is None or taken.refused != "ended"):
-            self._holding.force(request)
-            waiting.answer.set_result(None)
-        else:
-            self._refuse(waiting, unknown(request))
+        if (taken is not None and taken.refused == "ended") or not self._force(waiting):
+            self._refuse(waiting, unknown(waiting.request))
+
+    def _force(self, waiting: Waiting) -> bool:
+        """Hold a call that has no cap, and tell its caller; return whether it has none."""
+        if any(map(is_capped, waiting.request.scopes)):
+            return False
+        self._holding.force(waiting.request)
+        waiting.answer.set_result(None)
+        return True
 
     def _refuse_beyond(self, asked: Iterable[Waiting], beyond: Collection[str]) -> None:
         """Refuse the calls of end users or tags of whom their team has too many."""
