@@ -17,6 +17,7 @@ from billing.ledger.instance_samples import Look, book_look
 from billing.quotas.rate_wire import REDIS_AWAY
 from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings, Settings
+from gateway.fleet.rollouts import read_name
 from gateway.inference.edition import Edition
 from gateway.storage.database import Database
 from gateway.upstreams.client import UpstreamClient
@@ -109,6 +110,9 @@ class InstanceWatcher:
         if address in self._unreachable:
             self._unreachable.discard(address)
             log.info("instance_reachable", endpoint=address, instance_id=report.instance_id)
+        meant = read_name(report.instance_id.rpartition("-")[0])
+        if meant is not None and meant[0] not in replica.names:
+            return None  # it took another pool's model meanwhile: by that one's price its time is booked
         look = look_from(report, replica, self._edition.catalog, self._clock.now())
         try:
             async with self._database.begin() as connection:

@@ -122,7 +122,7 @@ async def test_every_replica_is_seen_with_what_it_says(
 async def test_a_replica_that_sleeps_has_its_time_booked(
     database: Database, redis: Redis, client: UpstreamClient, folder: Path
 ) -> None:
-    """It is none of those that are asked, and its GPU is its own."""
+    """It is none of those that are asked, and its GPU is its own; not by its pool's price once it is another's."""
 
     def with_sleepers(settings: Any) -> Any:
         own = msgspec.structs.replace(settings.providers["own"], endpoints=(Endpoint("local", url + "/v1"),))
@@ -130,7 +130,9 @@ async def test_a_replica_that_sleeps_has_its_time_booked(
 
     scene = Scene(database, redis, client, clock=SetClock())
     scene.watcher._with_sleepers = with_sleepers
-    with running_front(folder, FakeEngine()) as url:
+    with running_front(folder, FakeEngine(), instance_id="beside.0123456789ab.01234567") as url:
+        assert await scene.watcher.look_once() == []
+    with running_front(folder, FakeEngine(), instance_id="own.0123456789ab.01234567") as url:
         looks = await scene.watcher.look_once()
 
     assert [look.model for look in looks] == ["llama"] and list(await scene.hours()) == [looks[0].instance_id]
