@@ -458,15 +458,22 @@ def test_a_name_that_claude_does_not_take_goes_out_in_a_safe_form() -> None:
 
 @pytest.mark.parametrize(("streams", "method"), [(False, "rawPredict"), (True, "streamRawPredict")])
 def test_vertex_has_the_model_in_the_path_and_the_version_in_the_body(streams: bool, method: str) -> None:
-    """Everything else is a message's request; a token takes the key's place."""
+    """Everything else is a message's request; a token takes the key's place. A mark of the whole request, which only
+    Anthropic's own API sets by itself, is its last block's."""
     base_url = (
         "https://europe-west1-aiplatform.googleapis.com/v1/projects/p/locations/europe-west1/publishers/anthropic"
     )
     target = Target(replace(TARGET.model, upstream_model="claude-sonnet-4-5@20250929"), Endpoint("eu", base_url))
     built = AnthropicFormat().build_request(asking(target=target, token="ya29", api_key=None, streams=streams))
-    body = json.loads(built.body)
+    body, mark = json.loads(built.body), {"type": "ephemeral"}
+    said = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], "cache_control": mark}
+    native = msgspec.convert(said, MessagesRequest)
+    whole = AnthropicFormat().build_request(asking(to_chat(native), target=target, native=native, token="ya29"))
+    cached = json.loads(whole.body)
 
     assert built.url == f"{base_url}/models/claude-sonnet-4-5@20250929:{method}"
+    assert "cache_control" not in cached
+    assert cached["messages"][0]["content"] == [{"type": "text", "text": "Hi", "cache_control": mark}]
     assert built.headers["authorization"] == "Bearer ya29"
     assert not built.headers.keys() & {"x-api-key", "anthropic-version"}
     assert body.pop("anthropic_version") == "vertex-2023-10-16" and "model" not in body

@@ -357,6 +357,13 @@ def _thinking(request: ChatRequest) -> Block:
             return {"thinking": {"type": "adaptive"}, "output_config": {"effort": effort}}
 
 
+def mark_last_block(body: Block, mark: Block) -> None:
+    """Have all of a request cached, as a mark of its own has it, by one at its last block."""
+    turn = body["messages"][-1]
+    *others, last = [{"type": "text", "text": said}] if isinstance(said := turn["content"], str) else said
+    turn["content"] = [*others, {"cache_control": mark} | last]
+
+
 def _mark_stable_prefixes(body: Block) -> None:
     """Ask for a cache of what the next request will begin with again, where the client has placed no marks.
 

@@ -13,7 +13,7 @@ import msgspec
 from billing.core.prices import says_an_hour
 from gateway.upstreams.anthropic.events import AnthropicEvents
 from gateway.upstreams.anthropic.replies import read_message, told_in
-from gateway.upstreams.anthropic.request import body_of, count_body
+from gateway.upstreams.anthropic.request import body_of, count_body, mark_last_block
 from gateway.upstreams.wire.base import Asking, EventStream, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure
 from gateway.upstreams.wire.filters import STATUSES, read_filtered
@@ -50,6 +50,8 @@ class AnthropicFormat:
         headers = _credentials(asking.api_key, asking.token) | _betas(asking.native)
         if is_at_vertex(asking.target):
             del body["model"]  # which is in the path there, as the version is in the body
+            if (mark := body.pop("cache_control", None)) is not None:  # known to Anthropic's own API alone
+                mark_last_block(body, mark)
             method = "streamRawPredict" if asking.streams else "rawPredict"
             path = f"/models/{quote(model.upstream_model, safe='@')}:{method}"
             return _post(path, {"anthropic_version": VERTEX_VERSION} | body, asking.target, headers, dropped)
