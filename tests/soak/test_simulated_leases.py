@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-import structlog
 
+from tests.simulation.conftest import quietly
 from tests.simulation.search import Search
 from tests.simulation.story import FEW, Plan, story
 from tests.simulation.world import World
+
+__all__ = ["quietly"]  # a fixture
 
 PIECES = 50
 WORLDS = 20  # in a piece, of a thousand calls each
@@ -20,7 +22,6 @@ WORLDS = 20  # in a piece, of a thousand calls each
 @pytest.mark.parametrize("piece", range(PIECES))
 def test_a_million_calls_keep_the_books(piece: int, record_property: Callable[[str, object], None]) -> None:
     """Whatever befalls them: the seeds after those of `make test`."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     seen: Counter[str] = Counter()
     rows = calls = 0
     try:
@@ -33,7 +34,6 @@ def test_a_million_calls_keep_the_books(piece: int, record_property: Callable[[s
             for request_id, row in world.model.rows.items():
                 seen[row.status.value if request_id in world.closed else "lost"] += 1
     finally:
-        structlog.reset_defaults()
         told = {"fault": "simulated", "seed": piece, "faults": "all, simulated", "calls": dict(seen), "rows": rows}
         for name, value in (told | {"away": 0.0, "recovered": 0.0}).items():
             record_property(name, value)
@@ -46,21 +46,13 @@ def test_a_million_calls_keep_the_books(piece: int, record_property: Callable[[s
 @pytest.mark.parametrize("plan", FEW, ids=["limits", "all faults"])
 def test_idle_room_comes_back_where_little_is_asked(plan: Plan) -> None:
     """As `make test` plays one world of either."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    try:
-        for seed in range(1000, 1200):
-            world = World(seed)
-            world.play(story(world, plan))
-    finally:
-        structlog.reset_defaults()
+    for seed in range(1000, 1200):
+        world = World(seed)
+        world.play(story(world, plan))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("calls", "faults"), [(2, 2), (3, 1)])
 def test_the_invariants_hold_in_every_order(calls: int, faults: int) -> None:
     """As `make test` searches, with one fault more."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    try:
-        assert Search(calls=calls, faults=faults).run() > 50_000
-    finally:
-        structlog.reset_defaults()
+    assert Search(calls=calls, faults=faults).run() > 50_000

@@ -14,10 +14,10 @@ from gateway.telemetry.logging import configure_logging
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    root = logging.getLogger()
+    root, ours = logging.getLogger(), structlog.get_config()
     handlers = root.handlers[:]
     yield
-    structlog.reset_defaults()
+    structlog.configure(**ours)
     root.handlers = handlers
 
 
