@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections import OrderedDict
@@ -38,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ours = share_found(requests, num_blocks, options.host_blocks)
         cost = (time.process_time() - started) / sum(map(len, requests)) * 1e6
         lru = share_found_by_lru(requests, num_blocks + options.host_blocks)
-        print(f"{num_blocks}\t{ours:.4f}\t{lru:.4f}\t{ours / lru if lru else 1:.2f}\t{cost:.2f}")
+        ratio = ours / lru if lru else math.inf if ours else 1
+        print(f"{num_blocks}\t{ours:.4f}\t{lru:.4f}\t{ratio:.2f}\t{cost:.2f}")
     return 0
 
 

@@ -122,3 +122,13 @@ def test_a_trace_that_says_nothing_of_the_cache_is_named(
 
     assert said in told.err
     assert bool(said) or told.out.splitlines()[1].startswith("2\t0.0000\t0.0000\t1.00\t")
+
+
+def test_more_than_nothing_is_no_tie(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of three prompts in turns LRU finds none in the room of two, and the cache does."""
+    line = {"timestamp": 0, "input_length": 9, "output_length": 1}
+    place = tmp_path / "trace.jsonl"
+    place.write_text("".join(json.dumps(line | {"hash_ids": [number % 3]}) + "\n" for number in range(15)))
+    main(["--trace", str(place), "--blocks", "2"])
+
+    assert capsys.readouterr().out.splitlines()[1].startswith("2\t0.0667\t0.0000\tinf\t")
