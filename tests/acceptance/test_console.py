@@ -509,10 +509,11 @@ def test_a_team_is_suspended_and_resumed_and_a_key_rotated(house: House, page: P
     page.look("document.querySelector('dialog [aria-label^=\"Rotate \"]').click()")
     page.wait_text("It is shown this once")
     made = re.findall(r"export TOLLGATE_KEY=(tg-\S+)", page.text())[0]
-    with house.client(made) as client:
-        found["Rotate"] = client.post("/v1/chat/completions", json=asked).status_code
+    for name, each in (("Rotate", made), ("overlap", key)):
+        with house.client(each) as client:
+            found[name] = client.post("/v1/chat/completions", json=asked).status_code
 
-    assert made != key and found == {"Suspend": 403, "Resume": 200, "Rotate": 200}
+    assert made != key and found == {"Suspend": 403, "Resume": 200, "Rotate": 200, "overlap": 200}
 
 
 def test_a_limit_is_changed_where_it_stands(house: House, page: Page) -> None:
