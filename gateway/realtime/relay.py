@@ -181,6 +181,7 @@ class Relay:
     def _hear(self, event: ClientEvent, size: int) -> None:
         """Note how long the conversation becomes."""
         context = self._turns.context
+        context.read(sum(len(text.encode()) for _, text in texts_in(event)))
         match event:
             case AudioAppend(audio=audio):
                 context.hear(len(audio))
@@ -188,8 +189,6 @@ class Relay:
                 for side, name in ((session.audio.input, "heard_bytes"), (session.audio.output, "spoken_bytes")):
                     if side and side.format:
                         setattr(context, name, PCM_BYTES if side.format.type == "audio/pcm" else G711_BYTES)
-            case _:
-                context.read(sum(len(text.encode()) for _, text in texts_in(event)))
 
     async def _from_upstream(self) -> Ending:
         while True:
