@@ -198,7 +198,7 @@ class EngineClient:
         """
         if self.state is not EngineState.SLEEPING:
             raise Overloaded("The engine does not sleep: POST /sleep first, which ends what runs.", retry_after=5)
-        if self._sleep.is_waiting or self._is_loading:
+        if self._sleep.is_waiting or self._is_loading or self._calls:  # one may be handed over as another ends
             raise Overloaded("The engine does not sleep yet: it ends what runs, or starts again.", retry_after=5)
         self.state, self._is_loading = EngineState.STARTING, True
         self._sleep.is_on = False

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import pytest
 
@@ -22,11 +23,16 @@ from gpu_backend.step.messages import (
     Event,
     FinishReason,
     Generate,
+    LoadModel,
     NewTokens,
+    Refused,
+    Sleep,
+    SleepAnswer,
     Timings,
 )
 from gpu_backend.step.sampling_params import SamplingParams
-from tests.support.fake_engine import TIMINGS, FakeEngine, silent
+from protocol.errors import Overloaded
+from tests.support.fake_engine import READY, TIMINGS, FakeEngine, silent
 
 END = {"finish_reason": FinishReason.LENGTH, "timings": TIMINGS}
 SAMPLING = SamplingParams(max_tokens=9, seed=1)
@@ -189,6 +195,39 @@ async def test_what_kills_processes_is_found_and_no_other_call_pays() -> None:
             assert tokens(await events_of(call), name) == list(range(9))
         await until(lambda: client.state is EngineState.ACTIVE)
         assert client.restarts == 3
+
+
+async def test_no_call_is_handed_to_another_model() -> None:
+    """Of those that are let in one after the other the next comes as one ends, which may be as the engine falls asleep:
+    no other model is loaded before they are refused."""
+    engine, other = FakeEngine(), engine_config(model="other")
+
+    def sleepy(command: Command) -> list[tuple[Event, ...]]:
+        match command:
+            case Sleep(number):
+                return [(NewTokens("a", 0, (0,), **END), SleepAnswer(number))]  # type: ignore[arg-type]
+            case Generate(request_id):
+                return [(Refused(request_id, "it sleeps", 1.0),)]
+        return [(READY,)]
+
+    def is_back(count: int) -> bool:
+        return len(engine.processes) == count and client.state is EngineState.ACTIVE
+
+    async with running(engine) as client:
+        calls = [client.call([Generate(name, (1,), SAMPLING)]) for name in ("a", "b", "c")]
+        for count in (2, 3):
+            engine.process.die()
+            await until(partial(is_back, count))
+        engine.script = sleepy
+        await client.sleep()
+        with pytest.raises(Overloaded, match="does not sleep yet"):
+            await client.load_model(other)
+        for call in calls[1:]:
+            with pytest.raises(Overloaded, match="it sleeps"):
+                await events_of(call)
+        await client.load_model(other)
+
+    assert [type(each) for each in engine.process.commands] == [Generate, Sleep, Generate, Generate, LoadModel]
 
 
 async def test_no_call_waits_for_ever_for_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:
