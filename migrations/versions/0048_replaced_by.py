@@ -8,23 +8,24 @@ from alembic import op
 revision = "0048"
 down_revision = "0047"
 
+# A rotation wrote the new key and its line of the log in one transaction, at one moment: the log has an index of these.
+# It is not read through: it may be long, and gateways look up no key before this ends.
 KNOWN = """
-    SELECT DISTINCT ON (subject) subject, details->>'replaced_by' AS next FROM audit_log WHERE action = 'key.rotated'
-    ORDER BY subject, id DESC
-"""
-KEEP = """
-    UPDATE api_keys SET replaced_by = next
-    FROM unnest(CAST(:keys AS text[]), CAST(:others AS text[])) AS known (key, next) WHERE id = key
+    UPDATE api_keys SET replaced_by = last.next
+    FROM (
+        SELECT DISTINCT ON (log.subject) log.subject, made.id AS next
+        FROM api_keys AS made JOIN audit_log AS log ON log.team_id = made.team_id AND log.created_at = made.created_at
+        WHERE log.action = 'key.rotated' AND log.details->>'replaced_by' = made.id
+        ORDER BY log.subject, log.id DESC
+    ) AS last
+    WHERE api_keys.id = last.subject
 """
 
 
 def upgrade() -> None:
     """Go forward."""
-    # A long log takes its time, and from the new column on no gateway can look up a key.
-    known = op.get_bind().execute(sa.text(KNOWN)).all()
     op.add_column("api_keys", sa.Column("replaced_by", sa.Text))
-    keys, others = [row.subject for row in known], [row.next for row in known]
-    op.get_bind().execute(sa.text(KEEP), {"keys": keys, "others": others})
+    op.execute(KNOWN)
 
 
 def downgrade() -> None:
