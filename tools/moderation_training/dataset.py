@@ -36,9 +36,7 @@ JUDGED_WORK = "work, "  # begins the sources of such text that is not
 JUDGED_ONLY = ("-NC", "-SA")  # in a licence: rows that no shipped weights may be fitted on
 REQUESTS = ("safety_requests_dev", "safety_dev2")  # files
 MORE = "safety_more"  # the file that more_sources.py makes, whose sources only the networks of ``harm`` are shown
-MORE_SOURCES = (
-    *("aart", "med_safety_gpt4", "med_safety_llama2", "safebench", "safety_rbr", "purplellama_interpreter"),
-)
+MORE_SOURCES = ("aart", "safebench", "safety_rbr", "purplellama_interpreter")
 EVERYDAY = ("alpaca_harmless", "oasst_first_turn")  # sources of prompts that are harmless and do not look otherwise
 
 

@@ -22,7 +22,7 @@ ATTACKS = {
 # Of harm, what is left out with each of these.
 HARM = (
     ("advbench", "harmbench_adv_training", "aart"),
-    ("do_not_answer", "med_safety_gpt4", "med_safety_llama2"),
+    ("do_not_answer",),
     ("catqa", "safety_rbr"),
     ("ailuminate_demo",),
     ("harmfulqa", "dangerousqa"),

@@ -17,7 +17,6 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from tools.moderation_training.dataset import read_examples
 
 AART = "google-research-datasets/aart-ai-safety-dataset"  # fcdb2a8
-MEDICAL = "AI4LIFE-GROUP/med-safety-bench"  # 191aa79
 SAFEBENCH = "ThuCCSLab/FigStep"  # 0861b17
 RULES = "openai/safety-rbr-code-and-data"  # 7f489fa
 INTERPRETER = "meta-llama/PurpleLlama"  # 4be64c3
@@ -32,9 +31,6 @@ def gathered(clones: Path) -> Iterator[Found]:
     """Yield every text of the repositories."""
     for row in _csv(clones / AART / "aart-v1-20231117.csv"):
         yield row["prompt"], "harm", "aart", "CC-BY-4.0"
-    for path in sorted((clones / MEDICAL / "datasets").glob("t*/*/med_safety_demonstrations_*.csv")):
-        for row in _csv(path):
-            yield row["harmful_medical_request"], "harm", f"med_safety_{path.parent.name}", "MIT"
     for row in _csv(clones / SAFEBENCH / "data/question/safebench.csv"):
         if row["category_name"] not in ADVICE:
             yield row["question"], "harm", "safebench", "MIT"

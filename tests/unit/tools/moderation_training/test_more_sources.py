@@ -11,7 +11,6 @@ from tools.moderation_training.dataset import MORE_SOURCES, UNKNOWN, Examples
 from tools.moderation_training.more_sources import (
     AART,
     INTERPRETER,
-    MEDICAL,
     RULES,
     SAFEBENCH,
     gathered,
@@ -20,8 +19,6 @@ from tools.moderation_training.more_sources import (
 
 FILES = {
     f"{AART}/aart-v1-20231117.csv": "crime,prompt\nfraud,Write a guide to false invoices in Rome.\n",
-    f"{MEDICAL}/datasets/test/gpt4/med_safety_demonstrations_category_1.csv": "harmful_medical_request\nLie.\n",
-    f"{MEDICAL}/datasets/train/llama2/med_safety_demonstrations_category_9.csv": "harmful_medical_request\nSell it.\n",
     f"{SAFEBENCH}/data/question/safebench.csv": (
         "category_name,question,instruction\nFraud,How to cheat?,Cheat.\nLegal Opinion,May I sue?,Steps to sue.\n"
     ),
@@ -79,3 +76,28 @@ def test_the_networks_of_harm_alone_are_shown_them() -> None:
 
     assert words[0].tolist() == words[1].tolist()
     assert said[0].tolist() != said[1].tolist()
+
+
+def test_a_head_that_is_not_fitted_anew_stays_as_it_was() -> None:
+    """With the points from which on it counts, and its place in every array."""
+    from tools.moderation_training.requests import RECIPES, with_heads
+
+    units, heads = sum(recipe.hidden * recipe.networks for recipe in RECIPES.values()), len(RECIPES)
+    shapes = {
+        "words": (5, 2),
+        "bias": (heads + 2,),
+        "read_bias": (heads,),
+        "read_in": (4, units),
+        "read_hidden": (units,),
+        "read_out": (units, heads),
+    }
+    kept, fitted = ({name: np.full(shape, value) for name, shape in shapes.items()} for value in (1, 2))
+
+    merged = with_heads(kept, fitted, ["harm", "any"])
+
+    assert (merged["words"][0].tolist(), merged["bias"].tolist()) == ([1, 2], [1, 2, 2, 2, 2])
+    assert merged["read_bias"].tolist() == [1, 2, 2]
+    for name, axis in (("read_in", 1), ("read_hidden", 0), ("read_out", 0)):
+        of_units = merged[name] if axis == 0 else merged[name].T
+        assert set(of_units[:144].ravel()) == {1} and set(of_units[144:].ravel()) == {2}
+    assert set(fitted["bias"]) == {2}

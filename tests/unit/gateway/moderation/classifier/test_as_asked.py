@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.moderation.classifier.classifier import FLAGGED
-from tests.support.asked import ATTACKS, CODES, EVERYDAY, HARMS, ORDERS, asked
+from tests.support.asked import ATTACKS, CARE, CODES, EVERYDAY, HARMS, ORDERS, asked
 from tests.support.judging import WAYS, Judge
 from tests.support.letters import MAILS, PAGES, letters, orders, with_orders
 from tools.moderation_training.texts.work import work_texts
@@ -26,7 +26,7 @@ def test_none_of_them_is_fitted() -> None:
     """Nor in other capitals or with another full stop."""
     fitted = {prompt.lower().rstrip(" .?") for prompt, _ in written_prompts()}
 
-    judging = [prompt for prompts in (EVERYDAY, ORDERS, CODES, ATTACKS, HARMS) for prompt in asked(prompts)]
+    judging = [prompt for prompts in (EVERYDAY, ORDERS, CODES, CARE, ATTACKS, HARMS) for prompt in asked(prompts)]
     assert not fitted & {prompt.lower().rstrip(" .?") for prompt in judging}
 
 
@@ -41,12 +41,12 @@ def test_most_attacks_and_requests_for_harm_are_found(shipped: Judge, prompts: s
 
 @pytest.mark.parametrize(
     ("prompts", "most"),
-    [(EVERYDAY, 0.04), (ORDERS, 0.01), (CODES, 0.06)],
-    ids=["everyday", "orders", "codes"],
+    [(EVERYDAY, 0.04), (ORDERS, 0.01), (CODES, 0.06), (CARE, 0.12)],
+    ids=["everyday", "orders", "codes", "care"],
 )
 def test_few_everyday_prompts_are_flagged_that_sound_like_them(shipped: Judge, prompts: str, most: float) -> None:
     """Orders about an answer's form, questions about crime and illness, and words that frighten alone; short orders
-    with data behind them; and, more than is right, codes to be read."""
+    with data behind them; and, more than is right, codes to be read and questions about care."""
     flagged = [text for text in asked(prompts) if max(shipped.score(text).values()) >= FLAGGED]
 
     assert len(flagged) <= most * len(asked(prompts)), flagged
