@@ -242,6 +242,20 @@ def texts_in(event: ClientEvent) -> Iterator[tuple[Role, str]]:
             yield from _item_texts(item)
 
 
+def sound_in(event: ClientEvent) -> int:
+    """Return how many characters of sound an event brings, in base64."""
+    match event:
+        case AudioAppend(audio=audio):
+            return len(audio)
+        case ItemCreate(item=item):
+            items = [item]
+        case ResponseCreate(response=ResponseSettings() as asked):
+            items = asked.input or []
+        case _:
+            return 0
+    return sum(len(part.audio) for item in items for part in item.content or () if part.audio)
+
+
 def _settings_texts(said: _Settings) -> Iterator[tuple[Role, str]]:
     if said.instructions:
         yield "system", said.instructions

@@ -16,12 +16,12 @@ from billing.core.errors import RateLimited
 from billing.core.money import to_text
 from gateway.core.errors import Unavailable
 from gateway.realtime.client_events import (
-    AudioAppend,
     ClientEvent,
     ResponseCreate,
     SessionUpdate,
     encode_event,
     read_event,
+    sound_in,
     texts_in,
 )
 from gateway.realtime.seen import G711_BYTES, PCM_BYTES
@@ -182,13 +182,12 @@ class Relay:
         """Note how long the conversation becomes."""
         context = self._turns.context
         context.read(sum(len(text.encode()) for _, text in texts_in(event)))
-        match event:
-            case AudioAppend(audio=audio):
-                context.hear(len(audio))
-            case SessionUpdate(session=session) if session.audio:
-                for side, name in ((session.audio.input, "heard_bytes"), (session.audio.output, "spoken_bytes")):
-                    if side and side.format:
-                        setattr(context, name, PCM_BYTES if side.format.type == "audio/pcm" else G711_BYTES)
+        context.hear(sound_in(event))
+        if isinstance(event, SessionUpdate) and event.session.audio:
+            audio = event.session.audio
+            for side, name in ((audio.input, "heard_bytes"), (audio.output, "spoken_bytes")):
+                if side and side.format:
+                    setattr(context, name, PCM_BYTES if side.format.type == "audio/pcm" else G711_BYTES)
 
     async def _from_upstream(self) -> Ending:
         while True:

@@ -495,7 +495,8 @@ def test_a_response_that_does_not_begin_is_owed_once(
 ) -> None:
     """It cannot be asked for twice by one name; a client that leaves owes its prompt, instructions with it."""
     voices.script(Answer(end="silent"))
-    turn: Any = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "I am Ada."}]}
+    parts = [{"type": "input_text", "text": "I am Ada."}, {"type": "input_audio", "audio": "A" * 64_000}]  # a second
+    turn: Any = {"type": "message", "role": "user", "content": parts}
     with openai.realtime.connect(model="talker") as talk:
         told: Any = {"type": "realtime", "instructions": "Be kind.", "audio": {"output": {"voice": "marin"}}}
         talk.session.update(session=told)
@@ -508,7 +509,7 @@ def test_a_response_that_does_not_begin_is_owed_once(
     row = newest()
 
     assert (error.code, error.param, voices.kinds().count(RESPONSE)) == ("duplicate_event", "event_id", 1)
-    assert (row["status"], row["input_tokens"], row["output_tokens"]) == ("interrupted", 5, 0)
+    assert (row["status"], row["input_tokens"], row["output_tokens"]) == ("interrupted", 15, 0)
 
 
 def test_a_page_opens_conversations_by_a_client_secret(
