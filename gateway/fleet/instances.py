@@ -111,7 +111,7 @@ class InstanceWatcher:
             self._unreachable.discard(address)
             log.info("instance_reachable", endpoint=address, instance_id=report.instance_id)
         meant = read_name(report.instance_id.rpartition("-")[0])
-        if meant is not None and meant[0] not in replica.names:
+        if meant is not None and meant[0] in self._edition.settings.providers and meant[0] not in replica.names:
             return None  # it took another pool's model meanwhile: by that one's price its time is booked
         look = look_from(report, replica, self._edition.catalog, self._clock.now())
         try:

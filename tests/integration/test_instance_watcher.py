@@ -130,12 +130,16 @@ async def test_a_replica_that_sleeps_has_its_time_booked(
 
     scene = Scene(database, redis, client, clock=SetClock())
     scene.watcher._with_sleepers = with_sleepers
-    with running_front(folder, FakeEngine(), instance_id="beside.0123456789ab.01234567") as url:
-        assert await scene.watcher.look_once() == []
-    with running_front(folder, FakeEngine(), instance_id="own.0123456789ab.01234567") as url:
-        looks = await scene.watcher.look_once()
+    looks = []
+    for pool in ("other", "own", "of another fleet"):
+        with running_front(folder, FakeEngine(), instance_id=f"{pool}.0123456789ab.01234567") as url:
+            looks += await scene.watcher.look_once()
 
-    assert [look.model for look in looks] == ["llama"] and list(await scene.hours()) == [looks[0].instance_id]
+    assert [(look.model, look.instance_id.partition(".")[0]) for look in looks] == [
+        ("llama", "own"),
+        ("llama", "of another fleet"),
+    ]
+    assert {*await scene.hours()} == {look.instance_id for look in looks}
 
 
 async def until_busy(scene: Scene) -> list[Look]:
