@@ -374,20 +374,23 @@ async def test_corrections_stand_beside_the_calls(database: Database) -> None:
 
 
 async def test_an_hour_of_many_teams_is_sealed_row_by_row(database: Database) -> None:
-    """However many rows: Postgres, which expects few of them, does not compare each with each. Judged by its processor
-    time, 0.15 s; compared so it is 1 s and more."""
+    """However many rows: Postgres, which expects none of them here, does not compare each with each, which would be a
+    little cheaper for one. Judged by its processor time, 0.2 s; compared so it is 4 s and more."""
+    at = {"at": NOW - timedelta(hours=2)}
     async with database.begin() as connection:
-        await connection.execute(MANY, {"at": NOW - timedelta(hours=2)})
+        for statement in (MANY, text("DELETE FROM usage_series"), text("ANALYZE usage_series"), MANY):
+            await connection.execute(statement, at if statement is MANY else {})
 
     async with database.begin() as connection:
         stat = Path(f"/proc/{(await connection.execute(text('SELECT pg_backend_pid()'))).scalar_one()}/stat")
+        await connection.execute(text("SET LOCAL cpu_tuple_cost = 0"))
         before = processor_seconds(stat)
         assert await seal_hours(connection, NOW) == 5000
         took = processor_seconds(stat) - before
 
     found = await ask(database, metric="requests,total_ms", since="2026-04-05", to="2026-04-05")
     assert (found["total"]["requests"]["total"], found["total"]["total_ms"]["total"]) == (5000, 1.2)
-    assert took < 0.5
+    assert took < 1
 
 
 def processor_seconds(stat: Path) -> float:
