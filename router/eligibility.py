@@ -161,7 +161,7 @@ def _others(needs: Needs, options: RoutingOptions, catalog: Catalog) -> str:
     prices = [PRICE_OF[unit] for unit in hosted_most(needs.request)]  # a tool without one is run by no provider
     able = [model for model in usable if can_serve(model, needs)]
     names = [model.name for model in able if all(getattr(model.price, kind) is not None for kind in prices)]
-    return f"Models that can: {some_of(names)}." if names else "No model that this team may use can."
+    return f"Models that can: {some_of(names)}." if names else "No model that this team may use can serve it."
 
 
 def some_of(names: Sequence[str]) -> str:
