@@ -18,6 +18,7 @@ from gateway.batch.shapes import OPEN, WINDOWS, Fault, Item
 from gateway.core.clock import Clock
 from gateway.outbox.signing import Event
 from gateway.outbox.store import enqueue
+from gateway.storage.audit_log import Act, record_act
 from gateway.storage.database import from_row
 from gateway.storage.tables import batch_items, batches, files
 from protocol.errors import NotFound, Unshown
@@ -171,11 +172,16 @@ async def end_batch(connection: AsyncConnection, clock: Clock, batch_id: str, ke
     return batch
 
 
-async def cancel_batch(connection: AsyncConnection, clock: Clock, team_id: str, batch_id: str, keep: float) -> Batch:
-    """Start nothing more of a batch; what runs comes to its end. A batch that has ended stays as it is."""
+async def cancel_batch(
+    connection: AsyncConnection, clock: Clock, team_id: str, batch_id: str, keep: float, act: Act | None = None
+) -> Batch:
+    """Start nothing more of a batch; what runs comes to its end. A batch that has ended stays as it is. The audit log
+    tells of the ``act`` that cancelled one."""
     batch = await get_batch(connection, team_id, batch_id, lock=True)
     if batch.status not in ("validating", "in_progress"):
         return batch
+    if act is not None:
+        await record_act(connection, act, "batch.cancelled", team_id=team_id, subject=batch_id)
     cancelling = {"status": "cancelling", "cancelling_at": clock.moment()}
     await connection.execute(update(batches).where(batches.c.id == batch_id).values(**cancelling))
     items = update(batch_items).where(batch_items.c.batch_id == batch_id, batch_items.c.status == "queued")

@@ -24,7 +24,6 @@ from gateway.commands.command_line import cli_actor, open_database, run
 from gateway.core.clock import Clock
 from gateway.core.settings import Settings
 from gateway.egress.destinations import Guard
-from gateway.storage.audit_log import record_act
 from gateway.storage.tables import teams
 from protocol.errors import BadRequest, NotFound
 
@@ -82,8 +81,7 @@ class LocalBatches:
 
         async def act(connection: AsyncConnection) -> Batch:
             batch, keep = await find_batch(connection, batch_id), self._settings.retention.batch_files
-            await record_act(connection, cli_actor(), "batch.cancelled", team_id=batch.team_id, subject=batch_id)
-            return await cancel_batch(connection, Clock(), batch.team_id, batch_id, keep)
+            return await cancel_batch(connection, Clock(), batch.team_id, batch_id, keep, cli_actor())
 
         return batch_view(run(self._settings, act))
 

@@ -35,7 +35,6 @@ from gateway.http.exchange import (
     transaction,
 )
 from gateway.http.routes.stored.counting import counted_team
-from gateway.storage.audit_log import record_act
 from gateway.storage.database import Database
 from protocol.decoding import decode, has_more_values
 from protocol.errors import BadRequest, TooLarge, invalid_value
@@ -190,8 +189,7 @@ async def post_cancel_of_any(request: AnyRequest, batch_id: FromPath[str]) -> Re
     keep = edition_of(request).settings.retention.batch_files
     async with transaction(request) as connection:
         team_id = (await find_batch(connection, batch_id)).team_id
-        await record_act(connection, act_of(request), "batch.cancelled", team_id=team_id, subject=batch_id)
-        batch = await cancel_batch(connection, part_of(request, Clock), team_id, batch_id, keep)
+        batch = await cancel_batch(connection, part_of(request, Clock), team_id, batch_id, keep, act_of(request))
     return answer({"team_id": batch.team_id, **batch_view(batch)})
 
 
