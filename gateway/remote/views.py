@@ -10,7 +10,7 @@ import typer
 
 from gateway.terminal.address import KeyOption, UrlOption
 from gateway.terminal.printing import Format, FormatOption, say, show
-from gateway.terminal.remote_gateway import PAGE, RemoteGateway, remote_gateway
+from gateway.terminal.remote_gateway import PAGE, GatewayFault, RemoteGateway, remote_gateway
 
 MODELS = ("id", "owned_by", "input", "output", "context", "max_output", "abilities")
 REPLICAS = (
@@ -146,6 +146,8 @@ def _team(gateway: RemoteGateway, team: str | None) -> Any:
     """Return a team with its budgets: of an admin's choice, or the key's own."""
     if gateway.address.admin_key is not None and team is not None:
         return gateway.get(f"/admin/teams/{team}")
+    if gateway.address.team_key is None:
+        raise GatewayFault("an admin key asks by the team: `tollgate limits TEAM`", 2)
     own = gateway.get("/v1/team")
     if team not in (None, own["id"]):
         return gateway.get(f"/admin/teams/{team}")  # says what it needs

@@ -305,6 +305,7 @@ def test_limits_breakers_replicas_and_the_audit_log_are_shown(house: House, team
     assert of_team == ["team.created", "key.created"]
     for name in ("ps", "breakers", "audit-log"):
         assert "needs an admin key" in tollgate(name, "--url", house.url, "--key", team.key, exits=3).stderr
+    assert "`tollgate limits TEAM`" in tollgate("limits", *admin, exits=2).stderr
 
 
 def test_a_team_that_there_is_not_is_an_error(house: House) -> None:
