@@ -222,6 +222,17 @@ async def follow_limits(connection: AsyncConnection, scope: str) -> None:
     await connection.execute(_FOLLOW_LIMITS, {"scope": scope})
 
 
+async def some_teams(connection: AsyncConnection) -> Sequence[str]:
+    """Return the ids of the first teams: one more than an error names."""
+    some = await connection.execute(select(teams.c.id).where(IS_THERE).order_by(teams.c.id).limit(NAMED + 1))
+    return some.scalars().all()
+
+
+def named(found: Sequence[str]) -> str:
+    """Return teams as an error names them."""
+    return ", ".join(found[:NAMED]) + (", …" if len(found) > NAMED else "")
+
+
 def read_limits(stored: Any) -> Limits:
     """Return limits from their column."""
     return msgspec.convert(stored, Limits)
@@ -234,10 +245,8 @@ async def _find(
         row = (await connection.execute(query.where(teams.c.id == team_id))).mappings().one_or_none()
         if row is not None and (also_deleted or row["deleted_at"] is None):
             return row
-    some = await connection.execute(select(teams.c.id).where(IS_THERE).order_by(teams.c.id).limit(NAMED + 1))
-    found = some.scalars().all()
-    known = ", ".join(found[:NAMED]) + (", …" if len(found) > NAMED else "")
-    words = f"There is no team '{team_id[:100]}'" + (f"; there are {known}." if found else ", and no other yet.")
+    found = await some_teams(connection)
+    words = f"There is no team '{team_id[:100]}'" + (f"; there are {named(found)}." if found else ", and no other yet.")
     raise NotFound(words, param="team_id", code="team_not_found")
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.accounts.team_keys import list_keys
-from gateway.accounts.teams import IS_THERE, check_team, get_team
+from gateway.accounts.teams import check_team, get_team, named, some_teams
 from gateway.batch.file_store import CHUNK, add_chunk, begin_file, end_file
 from gateway.batch.limits import check_queue, check_storage, lock_limits
 from gateway.batch.results import ENDED, ERRORS, read_results
@@ -24,7 +23,6 @@ from gateway.commands.command_line import cli_actor, open_database, run
 from gateway.core.clock import Clock
 from gateway.core.settings import Settings
 from gateway.egress.destinations import Guard
-from gateway.storage.tables import teams
 from protocol.errors import BadRequest, NotFound
 
 View = dict[str, Any]
@@ -130,11 +128,11 @@ async def _next(pages: AsyncIterator[bytes]) -> bytes | None:
 async def _whose(connection: AsyncConnection, team: str | None) -> tuple[str, str]:
     """Return the team and the key that a batch runs under: the team's newest that works. Raises NotFound."""
     if team is None:
-        names = (await connection.execute(select(teams.c.id).where(IS_THERE).limit(2))).scalars().all()
+        names = await some_teams(connection)
         if not names:
             raise BadRequest("No team yet.")
         if len(names) > 1:
-            raise typer.BadParameter("There are several teams: say whose batch it is with --team.")
+            raise typer.BadParameter(f"There are several teams: say whose batch it is with --team, of {named(names)}.")
         team = names[0]
     await get_team(connection, team)
     keys = await list_keys(connection, team_id=team, after=None, limit=1000)

@@ -248,7 +248,8 @@ def test_a_batch_is_stored_under_the_lock_of_its_teams_limits(config: Path, tmp_
 
     assert asyncio.run(waits())
     tollgate("teams", "create", "another")
-    assert "say whose batch it is" in tollgate("batch", "submit", str(file), exits=2).stderr
+    told = tollgate("batch", "submit", str(file), exits=2).stderr
+    assert "say whose batch it is with --team, of another, " in told
 
 
 def test_usage_of_a_quiet_day_is_a_table_of_zeros() -> None:
