@@ -260,7 +260,7 @@ def complexity() -> None:
     """Score requests: {"prompt"} or {"messages"} a line in, {"small_suffices": 0..1} a line out."""
     from gateway.scoring.score_lines import score_complexity
 
-    score_complexity(sys.stdin, sys.stdout)
+    raise typer.Exit(0 if score_complexity(sys.stdin, sys.stdout) else 1)
 
 
 @app.command("evaluate")
@@ -283,7 +283,7 @@ def moderate() -> None:
     """Score texts: {"text"} a line in, {"flagged", "categories": {…: 0..1}} a line out."""
     from gateway.scoring.score_lines import score_safety
 
-    score_safety(sys.stdin, sys.stdout)
+    raise typer.Exit(0 if score_safety(sys.stdin, sys.stdout) else 1)
 
 
 def add_commands(named: str | None = None) -> None:

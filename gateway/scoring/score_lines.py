@@ -31,16 +31,22 @@ class Text(Struct, frozen=True):
     text: str
 
 
-def score_complexity(stdin: TextIO, stdout: TextIO, complexity: Complexity | None = None) -> None:
-    """Answer each line of ``stdin`` with ``{"small_suffices": 0..1}``, or ``{"error": …}`` where it is faulty."""
+SHAPES: dict[type, str] = {Question: '{"prompt": "…"} or {"messages": […]}', Text: '{"text": "…"}'}
+
+
+def score_complexity(stdin: TextIO, stdout: TextIO, complexity: Complexity | None = None) -> bool:
+    """Answer each line of ``stdin`` with ``{"small_suffices": 0..1}``, or ``{"error": …}`` where it is faulty.
+    Return whether not every one was."""
     complexity = Complexity.load() if complexity is None else complexity
-    _answer_lines(stdin, stdout, Question, lambda line: {"small_suffices": complexity.small_suffices(request_of(line))})
+    return _answer_lines(
+        stdin, stdout, Question, lambda line: {"small_suffices": complexity.small_suffices(request_of(line))}
+    )
 
 
-def score_safety(stdin: TextIO, stdout: TextIO, classifier: Classifier | None = None) -> None:
+def score_safety(stdin: TextIO, stdout: TextIO, classifier: Classifier | None = None) -> bool:
     """Answer each line of ``stdin`` with ``{"flagged", "categories": {…: 0..1}}``, or ``{"error": …}`` if faulty, as a
-    gateway judges input: with the sentence encoder, where it is installed."""
-    _answer_lines(stdin, stdout, Text, safety_judge(classifier))
+    gateway judges input: with the sentence encoder, where it is installed. Return whether not every one was."""
+    return _answer_lines(stdin, stdout, Text, safety_judge(classifier))
 
 
 def safety_judge(classifier: Classifier | None = None) -> Callable[[Text], dict[str, Any]]:
@@ -64,22 +70,28 @@ def request_of(line: Question) -> ChatRequest:
     return ChatRequest(model="auto", messages=line.messages or (Message(role="user", content=line.prompt),))
 
 
-def _answer_lines(stdin: TextIO, stdout: TextIO, kind: type[T], answer: Callable[[T], Mapping[str, Any]]) -> None:
-    """Answer each line of ``stdin``, a ``kind``, with an object, or with ``{"error": …}`` where it is faulty.
+def _answer_lines(stdin: TextIO, stdout: TextIO, kind: type[T], answer: Callable[[T], Mapping[str, Any]]) -> bool:
+    """Answer each line of ``stdin``, a ``kind``, with an object, or with ``{"error": …}`` where it is faulty. Return
+    whether one was not, or none came.
 
     Blank lines are passed over; every other line has one line of answer, written at once, so that a caller may wait for
     it.
     """
+    count = faulty = 0
     for line in stdin:
         if line.strip():
-            stdout.write(msgspec.json.encode(_answered(line, kind, answer)).decode() + "\n")
+            answered = _answered(line, kind, answer)
+            stdout.write(msgspec.json.encode(answered).decode() + "\n")
             stdout.flush()
+            count += 1
+            faulty += "error" in answered
+    return not count or faulty < count
 
 
 def _answered(line: str, kind: type[T], answer: Callable[[T], Mapping[str, Any]]) -> Mapping[str, Any]:
     try:
         return answer(msgspec.json.decode(line.encode("utf-8", "surrogateescape"), type=kind))
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        return {"error": f"not a line that can be scored: {exc}"}
+        return {"error": f"not a line that can be scored: {exc}; give {SHAPES[kind]} a line"}
     except BadRequest as exc:
         return {"error": exc.message}

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+import gateway.cli
 from gateway.moderation.classifier.classifier import (
     ANY,
     FORMAT,
@@ -225,7 +227,8 @@ def test_the_pipe_answers_line_by_line_and_survives_faults(shipped: Classifier) 
     """Each line of input has one line of answer; a faulty one says why and the next is answered."""
     out = io.StringIO()
 
-    score_safety(io.StringIO('{"text": "hello"}\n\nnot json\n{"text": 3}\n{}\n{"text": "hello"}\n'), out, shipped)
+    lines = '{"text": "hello"}\n\nnot json\n{"text": 3}\n{}\n{"text": "hello"}\n'
+    are_scored = [score_safety(io.StringIO(each), out, shipped) for each in (lines, "")]
     answers = [json.loads(line) for line in out.getvalue().splitlines()]
 
     assert [list(answer) for answer in answers] == [
@@ -233,7 +236,16 @@ def test_the_pipe_answers_line_by_line_and_survives_faults(shipped: Classifier) 
         *[["error"]] * 3,
         ["flagged", "categories"],
     ]
-    assert answers[0] == answers[-1]
+    assert answers[0] == answers[-1] and are_scored == [True, True]
+
+
+def test_a_pipe_of_which_no_line_is_scored_exits_1(shipped: Classifier) -> None:
+    """The answer names the shape that a line has."""
+    told, out = CliRunner().invoke(gateway.cli.app, ["complexity"], input="Hello\n"), io.StringIO()
+
+    assert not score_safety(io.StringIO("Hello\n"), out, shipped)
+    assert '{"text": "…"}' in json.loads(out.getvalue())["error"]
+    assert told.exit_code == 1 and '{"prompt": "…"}' in json.loads(told.stdout)["error"]
 
 
 # None of them is in the fit.
