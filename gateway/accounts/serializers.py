@@ -55,9 +55,18 @@ def shown(record: object, *names: str) -> dict[str, Any]:
 
 def limits_view(limits: Limits) -> dict[str, Any]:
     """Return every limit by the name that admins give it; null is none."""
+    return in_dollars(asdict(limits))
+
+
+def in_dollars(told: Any) -> Any:
+    """Return what is told with its money in dollars, at any depth: ``usd_per_day`` for ``nanousd_per_day``."""
+    if not isinstance(told, dict):
+        return told
     return {
-        name.replace("nanousd_", "usd_"): dollars(value) if value is not None and "nanousd" in name else value
-        for name, value in asdict(limits).items()
+        name.replace("nanousd", "usd"): dollars(value)
+        if "nanousd" in name and isinstance(value, int)
+        else in_dollars(value)
+        for name, value in told.items()
     }
 
 
@@ -210,7 +219,8 @@ def identity_view(admin: Admin) -> dict[str, Any]:
 
 def audit_view(entry: AuditEntry) -> dict[str, Any]:
     """Return one line of the audit log."""
-    return {**asdict(entry), "created_at": moment(entry.created_at), "object": "audit_entry"}
+    said = {"created_at": moment(entry.created_at), "details": in_dollars(entry.details), "object": "audit_entry"}
+    return {**asdict(entry), **said}
 
 
 def record_view(row: Mapping[Any, Any]) -> dict[str, Any]:

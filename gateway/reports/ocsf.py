@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.accounts.serializers import in_dollars
 from gateway.core.version import VERSION
 from gateway.storage.audit_log import AuditEntry
 
@@ -34,7 +35,7 @@ def ocsf_event(entry: AuditEntry) -> dict[str, Any]:
         "status_id": 1,  # success: what failed was rolled back with its entry
         "actor": {"user": user},
         "message": entry.action if entry.reason is None else f"{entry.action}: {entry.reason}",
-        "unmapped": {"action": entry.action, "team_id": entry.team_id, "details": entry.details},
+        "unmapped": {"action": entry.action, "team_id": entry.team_id, "details": in_dollars(entry.details)},
     }
     if entry.address is not None:
         event["src_endpoint"] = {"ip": entry.address}

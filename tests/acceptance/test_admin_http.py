@@ -437,14 +437,18 @@ def test_lists_go_page_by_page(admin: httpx.Client) -> None:
 def test_audit_log_says_who_did_what(admin: httpx.Client, house: House) -> None:
     """Each act stands there with the admin's fingerprint and the request's id, and never with a key."""
     team_id = new_id()
-    made = admin.post("/admin/teams", json={"id": team_id})
+    made = admin.post("/admin/teams", json={"id": team_id, "limits": {"usd_per_month": 800}})
 
     (entry,) = admin.get("/admin/audit-log", params={"team_id": team_id}).json()["data"]
+    query = {"team_id": team_id, "after": entry["id"] - 1, "format": "ocsf"}
+    event = json.loads(admin.get("/admin/audit-log", params=query).text)
 
     assert entry["action"] == "team.created"
     assert entry["actor"].startswith("admin:")
     assert house.admin_key not in entry["actor"]
     assert entry["request_id"] == made.headers["x-request-id"]
+    assert entry["details"]["limits"]["usd_per_month"] == 800 and "nanousd" not in str(entry)
+    assert event["unmapped"]["details"] == entry["details"]
 
 
 def test_who_reads_the_audit_log_on_sees_each_entry_once(admin: httpx.Client) -> None:

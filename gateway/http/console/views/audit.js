@@ -38,13 +38,8 @@ function What({ entry }) {
 // What is said in details, at any depth: "limits.requests_per_minute 600".
 function wordsOf(details, at = "") {
   const said = Object.entries(details).filter(([, value]) => value !== null && value !== "");
-  const each = ([name, value]) => (typeof value === "object" ? wordsOf(value, `${at}${name}.`) : shown(at + name, value));
+  const each = ([name, value]) => (typeof value === "object" ? wordsOf(value, `${at}${name}.`) : `${at}${name} ${value}`);
   return said.map(each).filter(Boolean).join("; ");
-}
-
-function shown(name, value) {
-  if (name.includes("nanousd") && typeof value === "number") return `${name.replace("nanousd", "usd")} ${value / 1e9}`;
-  return `${name} ${value}`;
 }
 
 function Field({ label, value, keep }) {
