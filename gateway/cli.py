@@ -20,6 +20,7 @@ from gateway.terminal.config_path import ConfigOption, find_config
 from gateway.terminal.printing import Format, FormatOption, counted
 
 if TYPE_CHECKING:
+    from gateway.config.file import ConfigFaults
     from gateway.core.settings import Settings
 
 # Commands that are imported when they are meant: each a name in a module.
@@ -34,6 +35,7 @@ COMMANDS |= {"fleet": ("gateway.placing.command", "command")}
 COMMANDS |= {"init": ("gateway.commands.init_config", "command")}
 COMMANDS |= {"chat": ("gateway.remote.chat", "command"), "doctor": ("gateway.doctor.command", "command")}
 
+OF_A_DEPLOYMENT = ("admin_keys", "database_url", "key_pepper", "redis_url")
 FOR_DEV = "\nA file of sections alone is for `tollgate dev --config`: add --dev"
 
 
@@ -303,10 +305,17 @@ def _load(path: Path, status: int = 1, more: str = "") -> Settings:
     try:
         return load_settings(path, os.environ)
     except ConfigFaults as exc:
-        hint = (
-            more if any(fault.message.startswith("missing") and "." not in fault.path for fault in exc.faults) else ""
-        )
-        _fail(f"{exc}{hint}", status)
+        _fail(f"{exc}{more if more and _is_of_sections(path, exc) else ''}", status)
+
+
+def _is_of_sections(path: Path, refused: ConfigFaults) -> bool:
+    """Return whether a refused file has sections, and nothing of what a deployment's own has beside them."""
+    from gateway.dev.config import read_tree
+
+    tree, _ = read_tree(path)
+    told = {fault.path for fault in refused.faults if fault.message.startswith("missing")}
+    is_misspelt = any(fault.message.startswith("unknown key") and "." not in fault.path for fault in refused.faults)
+    return tree is not None and bool(tree.entries) and told.issuperset(OF_A_DEPLOYMENT) and not is_misspelt
 
 
 def _load_for_dev(path: Path) -> Settings:

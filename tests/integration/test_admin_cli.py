@@ -407,6 +407,10 @@ def test_a_part_of_a_file_is_checked_as_dev_reads_it(tmp_path: Path) -> None:
     part.write_text(f"providers: {{mine: {{{provider}}}}}\nmodels: {{m: {{{model}}}}}\n")
     alone = tollgate("config", "check", str(part), exits=1)
     fine = tollgate("config", "check", "--dev", str(part))
+    others = [tmp_path / "empty.yaml", tmp_path / "misspelt.yaml", tmp_path / "unfinished.yaml"]
+    for file, text in zip(others, ("# nothing\n", "redisurl: redis://one\n", "redis_url: redis://one\n"), strict=True):
+        file.write_text(text)
+    no_part = "".join(tollgate("config", "check", str(file), exits=1).stderr for file in others)
     more = "drain: 5\nlame_duck: ${NO_SUCH}\nno: 1\n"
     part.write_text(part.read_text().replace("models: {", "models: {tollgate-demo: {}, ") + more)
     faults = tollgate("config", "check", "--dev", str(part), exits=1).stderr.splitlines()
@@ -414,6 +418,7 @@ def test_a_part_of_a_file_is_checked_as_dev_reads_it(tmp_path: Path) -> None:
     assert (
         "database_url" in alone.stderr
         and alone.stderr.endswith("add --dev\n")
+        and "--dev" not in no_part
         and "fine: 2 models at 2 providers" in fine.stdout
     )
     told = [fault.split(": ")[1] for fault in faults]
