@@ -91,7 +91,7 @@ async def create_team(
             words = "There was a team '{}', and its books stay under that id. Choose another one."
         raise Conflict(words.format(new.id), param="id", code="team_exists")
     details = {name: value for name, value in values.items() if name not in ("id", "hash_key")}
-    await _tell(connection, act, "team.created", new.id, details)
+    await _tell(connection, act, "team.created", new.id, details, {})
     return _record(row)
 
 
@@ -158,9 +158,10 @@ async def update_team(
     if "webhook_url" in changes and before["webhook_url"] is not None:
         await follow_url(connection, team_id, before["webhook_url"], changes["webhook_url"])
     details = {name: value for name, value in changes.items() if name != "suspended_at"}
+    old = {name: before[name] for name in details}
     if "suspended_at" in changes:
-        details["suspended"] = patch.suspended
-    await _tell(connection, act, "team.updated", team_id, details)
+        details["suspended"], old["suspended"] = patch.suspended, not patch.suspended
+    await _tell(connection, act, "team.updated", team_id, details, old)
     return _record(row)
 
 
@@ -250,19 +251,37 @@ async def _find(
     raise NotFound(words, param="team_id", code="team_not_found")
 
 
-async def _tell(connection: AsyncConnection, act: Act, action: str, team_id: str, details: dict[str, Any]) -> None:
+async def _tell(
+    connection: AsyncConnection, act: Act, action: str, team_id: str, values: dict[str, Any], old: dict[str, Any]
+) -> None:
+    """Tell every gateway, and the audit log what of ``values`` differs from the ``old`` ones, with those ``before``."""
     await announce(connection, team_id)
+    new = msgspec.to_builtins(values)
+    details = _unnamed(_differing(new, old))
+    if before := _unnamed(_differing(old, new)):
+        details["before"] = before
+    if details:
+        await record_act(connection, act, action, team_id=team_id, subject=team_id, details=details)
+
+
+def _differing(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``values`` has and ``others`` have not, at any depth."""
+    differ = {name: value for name, value in values.items() if value != others.get(name)}
+    parts = {
+        name: _differing(value, others.get(name) or {}) if isinstance(value, dict) else value
+        for name, value in differ.items()
+    }
+    return {name: part for name, part in parts.items() if part != {}}
+
+
+def _unnamed(details: dict[str, Any]) -> dict[str, Any]:
+    """Return details without what the audit log may not hold."""
     if details.get("webhook_url") is not None:  # paths and queries of webhooks are often secret
-        details = {**details, "webhook_url": read_url(details["webhook_url"]).shown}
-    if "user_limits" in details:  # who they are is the team's to know
-        details = {**details, "user_limits": _unnamed(details["user_limits"])}
-    if "tag_limits" in details:
-        details = {**details, "tag_limits": {key: _unnamed(of) for key, of in details["tag_limits"].items()}}
-    await record_act(connection, act, action, team_id=team_id, subject=team_id, details=details)
-
-
-def _unnamed(limits: Mapping[str, NamedLimits]) -> dict[str, Limits]:
-    return {which: one.limits for which, one in limits.items()}
+        details["webhook_url"] = read_url(details["webhook_url"]).shown
+    for limits in (details.get("user_limits", {}), *details.get("tag_limits", {}).values()):
+        for which, one in limits.items():  # who they are is the team's to know
+            limits[which] = one.get("limits", {})
+    return details
 
 
 def _changes(

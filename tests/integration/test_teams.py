@@ -14,7 +14,16 @@ from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.holds import Limits
-from gateway.accounts.schemas import LimitsInput, NewKey, NewTeam, OwnRotation, Rotation, SafetyInput, TeamPatch
+from gateway.accounts.schemas import (
+    LimitsInput,
+    ModelLimitsInput,
+    NewKey,
+    NewTeam,
+    OwnRotation,
+    Rotation,
+    SafetyInput,
+    TeamPatch,
+)
 from gateway.accounts.team_deletion import delete_team
 from gateway.accounts.team_keys import create_key, get_key, list_keys, replace_secret, revoke_key, rotate_key
 from gateway.accounts.teams import create_team, find_callers, get_team, list_teams, update_team
@@ -317,18 +326,27 @@ async def test_the_longest_page_of_the_audit_log_tells_of_the_next(connection: A
 
 
 async def test_every_change_is_in_the_audit_log(connection: AsyncConnection) -> None:
-    """Who did what, to whom and in which request, newest first."""
-    await create_team(connection, NewTeam(id="search"), ADMIN)
+    """Who did what, to whom and in which request, newest first; of a team what changed, with what was before."""
+    limits = LimitsInput(requests_per_minute=60, usd_per_day=Decimal(1))
+    users = {"ann": ModelLimitsInput(tokens_per_day=7)}
+    await create_team(connection, NewTeam(id="search", limits=limits, user_limits=users), ADMIN)
     await update_team(connection, "search", TeamPatch(suspended=True), ADMIN)
+    changed = TeamPatch(name="search", limits=LimitsInput(usd_per_day=Decimal(2)), user_limits=None)
+    for _ in range(2):  # the second time nothing changes
+        await update_team(connection, "search", changed, ADMIN)
     made = await create_key(connection, PEPPER, NewKey(team_id="search"), ADMIN, NOW)
     await revoke_key(connection, made.record.key_id, ADMIN)
 
     acts = await list_acts(connection, team_id="search")
 
-    assert [act.action for act in acts] == ["key.revoked", "key.created", "team.updated", "team.created"]
+    assert [act.action for act in acts] == ["key.revoked", "key.created", *2 * ["team.updated"], "team.created"]
     assert acts[0].subject == made.record.key_id
     assert {(act.actor, act.request_id) for act in acts} == {(ADMIN.actor, ADMIN.request_id)}
-    assert acts[2].details == {"suspended": True}
+    was = acts[2].details["before"]
+    assert acts[2].details == {"limits": {"nanousd_per_day": 2 * 10**9}, "before": was} and "ann" not in str(acts)
+    assert was["limits"] == {"nanousd_per_day": 10**9}
+    assert list(was["user_limits"].values()) == [{"tokens_per_day": 7}]
+    assert acts[3].details == {"suspended": True, "before": {"suspended": False}}
 
 
 async def test_gateways_hear_of_a_change_when_it_is_committed(database_url: str) -> None:
