@@ -29,13 +29,14 @@ from gateway.core.settings import Settings
 from gateway.storage.audit_log import Act
 from gateway.storage.database import Database
 from gateway.terminal.address import is_elsewhere
-from gateway.terminal.config_path import find_config
+from gateway.terminal.config_path import LOCAL_CONFIG, find_config
 from gateway.terminal.options import Place
 from gateway.terminal.printing import fail
 from gateway.terminal.remote_gateway import GatewayFault, RemoteGateway, remote_gateway
 from protocol.errors import ServiceError
 
 AWAY = "Postgres does not answer: does it run, and does database_url lead there?"
+STACK_AWAY = "Postgres does not answer: the stack of .tollgate does not run; `tollgate dev` (or `make demo`) starts it"
 NO_LIMIT = ("none", "off", "unlimited")
 
 ALL = 100_000  # teams or keys that are listed, the most
@@ -84,12 +85,21 @@ def attempt(settings: Settings, act: Callable[[AsyncConnection], Awaitable[T]]) 
         raise GatewayFault(exc.message) from exc
     except POSTGRES_AWAY as exc:
         if not (postgres_refuses(exc) or is_about_a_value(exc)):
-            raise GatewayFault(AWAY, may_pass=True) from exc
+            raise GatewayFault(STACK_AWAY if _is_stacks(settings) else AWAY, may_pass=True) from exc
         reason = str(getattr(exc, "orig", None) or exc).splitlines() or [type(exc).__name__]
         remedy = "; run `tollgate migrate` first" if is_without_schema(exc) else ""
         raise GatewayFault(
             f"the database did not do it: {reason[0]}{remedy}", may_pass=postgres_cannot_now(exc)
         ) from exc
+
+
+def _is_stacks(settings: Settings) -> bool:
+    """Return whether the database is the one that the stack of this folder runs itself."""
+    try:
+        is_of_stack = load_settings(LOCAL_CONFIG).database_url == settings.database_url
+    except ConfigFaults:
+        return False
+    return is_of_stack and (LOCAL_CONFIG.parent / "postgres").is_dir()
 
 
 async def _in_transaction(settings: Settings, act: Callable[[AsyncConnection], Awaitable[T]]) -> T:

@@ -376,14 +376,20 @@ def test_no_deployment_named_exits_2(words: str, tmp_path: Path, monkeypatch: py
     assert "which deployment? Give --config" in tollgate(*words.split(), exits=2).stderr
 
 
-def test_database_that_is_away_is_told_in_words(tmp_path: Path) -> None:
-    """No traceback when Postgres does not answer."""
+def test_database_that_is_away_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No traceback when Postgres does not answer; where it is the own one of this folder's stack, what starts that."""
     file = tmp_path / "tollgate.yaml"
     file.write_text(CONFIG.format(database_url="postgresql://postgres@127.0.0.1:1/none"))
 
     result = tollgate("teams", "list", "--config", str(file), exits=1)
 
-    assert result.stderr.startswith("Postgres does not answer") and "Errno" not in result.stderr
+    assert result.stderr.startswith("Postgres does not answer: does it run") and "Errno" not in result.stderr
+
+    (tmp_path / ".tollgate/postgres").mkdir(parents=True)
+    file.rename(tmp_path / ".tollgate/tollgate.yaml")
+    monkeypatch.delenv("TOLLGATE_CONFIG")
+    monkeypatch.chdir(tmp_path)
+    assert "`tollgate dev` (or `make demo`) starts it" in tollgate("calls", exits=1).stderr
 
 
 def test_config_check_tells_every_fault(config: Path, tmp_path: Path) -> None:
