@@ -218,6 +218,7 @@ async def test_no_call_is_handed_to_another_model() -> None:
         for count in (2, 3):
             engine.process.die()
             await until(partial(is_back, count))
+        await until(lambda: bool(engine.process.commands))  # it has the first
         engine.script = sleepy
         await client.sleep()
         with pytest.raises(Overloaded, match="does not sleep yet"):
